@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Builds what a GPU host needs and puts it into .carry/: programs, checks, plugin file. The GPU host
-# needs no Cargo, no compiler and no network; it then runs scripts/gpu-transfer.sh, gpu-tcp-speed.sh, gpu-pieces.sh, gpu-memory.sh,
-# gpu-local.sh or gpu-unpack.sh there, and `xtask gate FOLDER --own FOLDER --gpus 0,1` with the folders of two
-# commits.
+# needs no Cargo, no compiler and no network; it then runs scripts/gpu-transfer.sh,
+# gpu-tcp-speed.sh, gpu-pieces.sh, gpu-memory.sh, gpu-local.sh or gpu-unpack.sh there, and `xtask
+# gate FOLDER --own FOLDER --gpus 0,1` with the folders of two commits.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=.carry

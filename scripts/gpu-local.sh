@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # GPU memory between processes of one host: scripts/gpu-local.sh OUT_DIR
 #
-# Needs local_gpu_check in TCPX_BIN (default .carry), as scripts/build-carry.sh makes it, and nothing else. Contents
-# first, then owners of much memory that are killed, then figures in turns with TCP, with both processes on the GPU at
-# once; about two minutes. Exits with 1 if a step failed. OUT_DIR gets steps.txt, log.txt, and figures-N.jsonl, a line of
-# JSON a row.
+# Needs local_gpu_check in TCPX_BIN (default .carry), as scripts/build-carry.sh makes it, and
+# nothing else. Contents first, then owners of much memory that are killed, then figures in turns
+# with TCP, with both processes on the GPU at once; about two minutes. Exits with 1 if a step
+# failed. OUT_DIR gets steps.txt, log.txt, and figures-N.jsonl, a line of JSON a row.
 set -uo pipefail
 
 here=$(dirname "$(realpath "$0")")

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# What the program's own use of a GPU feels of the library, on a host with a GPU: scripts/gpu-memory.sh OUT_DIR
+# What the program's own use of a GPU feels of the library, on a host with a GPU:
+# scripts/gpu-memory.sh OUT_DIR
 #
-# Needs gpu_check and engine_gpu_check in TCPX_BIN (default .carry), as scripts/build-carry.sh makes them, and nothing else.
-# Addresses of the program, captures of CUDA graphs, connections that come and go beside a kernel, a reset of the GPU in
-# the middle of transfers, and the checks of memory under NVIDIA's compute-sanitizer where that is installed. In less than
-# four minutes; exits with 1 if a step failed. OUT_DIR gets steps.txt and log.txt, where what set-up took is said.
+# Needs gpu_check and engine_gpu_check in TCPX_BIN (default .carry), as scripts/build-carry.sh makes
+# them, and nothing else. Addresses of the program, captures of CUDA graphs, connections that come
+# and go beside a kernel, a reset of the GPU in the middle of transfers, and the checks of memory
+# under NVIDIA's compute-sanitizer where that is installed. In less than four minutes; exits with 1
+# if a step failed. OUT_DIR gets steps.txt and log.txt, where what set-up took is said.
 set -uo pipefail
 
 here=$(dirname "$(realpath "$0")")

@@ -7,8 +7,8 @@
 # release, times for fixed numbers of channels and for protocol LL, by which the tuner's table is
 # chosen. Needs NCCL 2.30 or newer, PyTorch (PYTHON, default python3), and the multi-process
 # service, without which two processes take turns of 2 ms at a GPU. Releases may come by several
-# copies: what lies in TCPX_BIN is copied to KEEP (default /root/nccl), and VERSIONS (default: all in
-# KEEP) are measured.
+# copies: what lies in TCPX_BIN is copied to KEEP (default /root/nccl), and VERSIONS (default: all
+# in KEEP) are measured.
 #
 # Ends within 9 minutes (BUDGET, seconds) and exits with 1 if a step failed or a figure missed its
 # mark. OUT_DIR gets nccl-one.json, table.txt, steps.txt and the logs. ROUNDS (default 2) sets how

@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
-# Real NCCL over libnccl-net-tcpx.so on a host with two GPUs and PyTorch: scripts/gpu-nccl.sh OUT_DIR
+# Real NCCL over libnccl-net-tcpx.so on a host with two GPUs and PyTorch: scripts/gpu-nccl.sh
+# OUT_DIR
 #
-# Contents first (with four GPUs also among four), with host pointers and with CUDA pointers, both also encrypted, and while
-# connections are reset; then what ends badly: a communicator aborted and made again, a peer killed amid a collective. Then times: ours,
-# ours with CUDA pointers, ours encrypted, NCCL's own sockets by default, and as tuned best. P2P and shared memory are off, so that every
-# byte passes the network. TCPX_BIN (default .carry) is the folder with libnccl-net-tcpx.so and tcpx; PYTHON (default python3) has PyTorch. Ends within 8 minutes
-# and exits with 1 if anything failed. OUT_DIR gets 40-nccl.json (format: benchmarks/README.md)
-# and the logs. ROUNDS (default 3) sets how often times are taken; TCPX_NCCL_QUICK=1 checks small
-# sizes only and takes one round of times; TCPX_NCCL_ONLY=check-cuda,ours,... takes those steps
-# alone.
+# Contents first (with four GPUs also among four), with host pointers and with CUDA pointers, both
+# also encrypted, and while connections are reset; then what ends badly: a communicator aborted and
+# made again, a peer killed amid a collective. Then times: ours, ours with CUDA pointers, ours
+# encrypted, NCCL's own sockets by default, and as tuned best. P2P and shared memory are off, so
+# that every byte passes the network. TCPX_BIN (default .carry) is the folder with
+# libnccl-net-tcpx.so and tcpx; PYTHON (default python3) has PyTorch. Ends within 8 minutes and
+# exits with 1 if anything failed. OUT_DIR gets 40-nccl.json (format: benchmarks/README.md) and the
+# logs. ROUNDS (default 3) sets how often times are taken; TCPX_NCCL_QUICK=1 checks small sizes only
+# and takes one round of times; TCPX_NCCL_ONLY=check-cuda,ours,... takes those steps alone.
 set -uo pipefail
 
 if [ $# -ne 1 ]; then
@@ -31,7 +33,8 @@ out=$(realpath "$1")
 . "$here/nccl_environment.sh"
 budget=${TCPX_NCCL_SECONDS:-460} port=29600 failed=0
 ours=(NCCL_NET_PLUGIN="$plugin" NCCL_NET=TCPX)
-# Without the second variable a kernel's first launch amid a collective stops both for ever (docs/nccl.md).
+# Without the second variable a kernel's first launch amid a collective stops both for ever
+# (docs/nccl.md).
 cuda=("${ours[@]}" TCPX_NET_DEVICE=cuda CUDA_MODULE_LOADING=EAGER)
 
 # A key of its own for this run.
@@ -43,8 +46,8 @@ rm "$out/key"
 # is_wanted STEP: whether TCPX_NCCL_ONLY, if there is one, names it.
 is_wanted() { [[ -z "${TCPX_NCCL_ONLY:-}" || ",$TCPX_NCCL_ONLY," == *",$1,"* ]]; }
 
-# ranks COUNT NAME SECONDS "WORDS" ENVIRONMENT...: a process for each GPU, all of which must succeed,
-# but for the second where NAME is killed.
+# ranks COUNT NAME SECONDS "WORDS" ENVIRONMENT...: a process for each GPU, all of which must
+# succeed, but for the second where NAME is killed.
 ranks() {
   local world=$1 name=$2 seconds=$3 words=$4 rc=0 one rank pids=() start=$SECONDS
   shift 4
@@ -150,9 +153,9 @@ END
   [ "${PIPESTATUS[0]}" -eq 0 ] || failed=$((failed + 1))
 fi
 
-# Rounds outermost, so that a slow minute of the machine does not fall on one row alone. Which cores NCCL's
-# threads get when a communicator is made changes a short message's time by half or more, whoever carries
-# it, so those are taken over several communicators of each start.
+# Rounds outermost, so that a slow minute of the machine does not fall on one row alone. Which cores
+# NCCL's threads get when a communicator is made changes a short message's time by half or more,
+# whoever carries it, so those are taken over several communicators of each start.
 rm -rf "$out/runs"
 mkdir "$out/runs"
 # timed NAME ROUND WORDS LABEL ENVIRONMENT...

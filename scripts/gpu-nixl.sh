@@ -2,11 +2,11 @@
 # NIXL's backend TCPX beside UCX of the same wheel, GPU memory to GPU memory, on a host with GPUs:
 # scripts/gpu-nixl.sh OUT_DIR
 #
-# Needs python3 with torch, numpy and a NIXL wheel, and libplugin_TCPX.so in TCPX_BIN (default .carry), which is put
-# where the wheel looks for plugins. With several GPUs data moves from the first to the last, with one from it to itself.
-# What arrives is compared. OUT_DIR gets nixl.json (format: benchmarks/README.md). ROUNDS (default
-# 3); LIMIT, seconds without an answer after which a backend is left out, and the report says so (default 60).
-# TCPX_BIN has the program tcpx, too.
+# Needs python3 with torch, numpy and a NIXL wheel, and libplugin_TCPX.so in TCPX_BIN (default
+# .carry), which is put where the wheel looks for plugins. With several GPUs data moves from the
+# first to the last, with one from it to itself. What arrives is compared. OUT_DIR gets nixl.json
+# (format: benchmarks/README.md). ROUNDS (default 3); LIMIT, seconds without an answer after which a
+# backend is left out, and the report says so (default 60). TCPX_BIN has the program tcpx, too.
 set -euo pipefail
 [ $# -eq 1 ] || { echo "usage: $0 OUT_DIR" >&2; exit 2; }
 root=$(cd "$(dirname "$0")/.." && pwd)

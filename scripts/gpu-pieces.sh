@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Lists of pieces in GPU memory beside one put of as many bytes: scripts/gpu-pieces.sh [--rehearse] OUT_DIR
+# Lists of pieces in GPU memory beside one put of as many bytes: scripts/gpu-pieces.sh [--rehearse]
+# OUT_DIR
 #
 # Needs tcpx and engine_gpu_check in TCPX_BIN (default .carry), as scripts/build-carry.sh makes
 # them: no Cargo, no compiler, no network. First the contents: lists of fresh random bytes at odd
@@ -24,7 +25,8 @@ if [ "$rehearse" = no ]; then
     { echo 'contents differ: nothing is measured' >&2; exit 1; }
 fi
 
-# -- figures: NAME, pieces, bytes of each. Rounds outermost, so that a slow minute does not fall on one row alone.
+# -- figures: NAME, pieces, bytes of each. Rounds outermost, so that a slow minute does not fall on
+# one row alone.
 shapes='32k 32768 32768
 4k 81920 4096
 72k 4096 73728

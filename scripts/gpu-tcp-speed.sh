@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# The embedded network between GPUs, every figure beside plain sockets and NCCL's own of the same run:
-# scripts/gpu-tcp-speed.sh [--rehearse] OUT_DIR
+# The embedded network between GPUs, every figure beside plain sockets and NCCL's own of the same
+# run: scripts/gpu-tcp-speed.sh [--rehearse] OUT_DIR
 #
-# Needs the folder that scripts/build-carry.sh made (TCPX_BIN, default .carry): no Cargo, no compiler,
-# no network. OUT_DIR gets 15-gpu-tcp-speed.json (format: benchmarks/README.md), runs/ with the
-# report of each start, and log.txt. Each round starts all programs anew; `tcpx bench net` verifies
-# contents in poisoned destinations before it times anything. ROUNDS (default 5) sets how many; it
-# ends within 8 minutes and takes fewer rounds where those do not suffice.
+# Needs the folder that scripts/build-carry.sh made (TCPX_BIN, default .carry): no Cargo, no
+# compiler, no network. OUT_DIR gets 15-gpu-tcp-speed.json (format: benchmarks/README.md), runs/
+# with the report of each start, and log.txt. Each round starts all programs anew; `tcpx bench net`
+# verifies contents in poisoned destinations before it times anything. ROUNDS (default 5) sets how
+# many; it ends within 8 minutes and takes fewer rounds where those do not suffice.
 #
 # With two GPUs and PyTorch (PYTHON, default python3) NCCL's send/recv over its own sockets takes
 # part. --rehearse takes small sizes.

@@ -3,9 +3,9 @@
 #
 # Needs the folder that scripts/build-carry.sh made (TCPX_BIN, default .carry). Every check of the
 # memory crate with its long sweeps, the same under NVIDIA's compute-sanitizer where that is
-# installed, then the figures. Its limits add up to less than 8 minutes; it goes on after a failed step, and exits with 1
-# if any failed. OUT_DIR gets unpack.json (format: benchmarks/README.md), steps.txt and
-# log.txt.
+# installed, then the figures. Its limits add up to less than 8 minutes; it goes on after a failed
+# step, and exits with 1 if any failed. OUT_DIR gets unpack.json (format: benchmarks/README.md),
+# steps.txt and log.txt.
 set -uo pipefail
 
 here=$(dirname "$(realpath "$0")")
@@ -17,8 +17,8 @@ begin 470 'unpack gpu_check' "$@"
 step 'every check' 40 "$bin/gpu_check"
 step 'every length, alignment and count, a million lists' 90 "$bin/gpu_check" sweep
 if command -v compute-sanitizer >/dev/null; then
-  # A tool makes kernels many times slower, so the checks are those of the kernels, with more time; and
-  # initcheck takes milliseconds for each copy.
+  # A tool makes kernels many times slower, so the checks are those of the kernels, with more time;
+  # and initcheck takes milliseconds for each copy.
   export GPU_CHECK_LIMIT=60 GPU_CHECK_MOST_COPIES=300
   for tool in memcheck:40 initcheck:120 synccheck:40; do
     limit=${tool#*:} tool=${tool%:*}

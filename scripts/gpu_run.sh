@@ -1,9 +1,10 @@
 # shellcheck shell=bash disable=SC2034 # whoever sources it uses them
 # For scripts that source it: what every run on a GPU host begins with, and its steps.
 
-# begin BUDGET_SECONDS "FILES OF TCPX_BIN" [--rehearse] OUT_DIR: sets rehearse, bin, out, log, steps, command, gpus, from,
-# to, what, cores and machine. With two GPUs data moves from GPU 0 to GPU 1, with one from GPU 0 to itself; --rehearse
-# means host memory, to try the script itself on a host without a GPU. BUDGET in the environment is another one, for a short lease.
+# begin BUDGET_SECONDS "FILES OF TCPX_BIN" [--rehearse] OUT_DIR: sets rehearse, bin, out, log,
+# steps, command, gpus, from, to, what, cores and machine. With two GPUs data moves from GPU 0 to
+# GPU 1, with one from GPU 0 to itself; --rehearse means host memory, to try the script itself on a
+# host without a GPU. BUDGET in the environment is another one, for a short lease.
 begin() {
   local script=scripts/${0##*/} needed=$2 file
   budget=${BUDGET:-$1} failed=0 rehearse=no command="$script OUT_DIR"
@@ -38,8 +39,8 @@ driver $(nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -n 1
   fi
 }
 
-# share_gpu: from here on two processes use a GPU at once; without it they take turns of 2 ms. Ends with the script, as
-# the multi-process service does that it starts.
+# share_gpu: from here on two processes use a GPU at once; without it they take turns of 2 ms. Ends
+# with the script, as the multi-process service does that it starts.
 share_gpu() {
   service=$(mktemp -d)
   export CUDA_MPS_PIPE_DIRECTORY=$service/pipe CUDA_MPS_LOG_DIRECTORY=$service/log
@@ -64,8 +65,8 @@ record() {
   printf '%-58s %5d s  %s\n' "$1" "$2" "$word" | tee -a "$steps"
 }
 
-# step NAME SECONDS COMMAND...: a command under a limit; what it prints goes into the log, and with into=FILE before it
-# its standard output into that file.
+# step NAME SECONDS COMMAND...: a command under a limit; what it prints goes into the log, and with
+# into=FILE before it its standard output into that file.
 step() {
   local name=$1 seconds=$2 start=$SECONDS rc
   shift 2

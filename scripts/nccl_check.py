@@ -226,7 +226,8 @@ class Cutter(threading.Thread):
         while not self.done.wait(self.seconds):
             busy = list(self.busy())
             if busy:
-                # struct sockaddr of AF_UNSPEC: the kernel resets the connection, whoever else holds it.
+                # struct sockaddr of AF_UNSPEC: the kernel resets the connection, whoever else holds
+                # it.
                 nowhere = struct.pack("=H14x", socket.AF_UNSPEC)
                 with random.choice(busy) as chosen:
                     self.cut += self.libc.connect(chosen.fileno(), nowhere, len(nowhere)) == 0

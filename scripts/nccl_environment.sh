@@ -1,6 +1,6 @@
 # shellcheck shell=bash disable=SC2034 # whoever sources it uses them
-# For scripts that source it: NCCL between the GPUs of one host, every byte over sockets of the loopback
-# interface.
+# For scripts that source it: NCCL between the GPUs of one host, every byte over sockets of the
+# loopback interface.
 
 export NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1 NCCL_IB_DISABLE=1 NCCL_NVLS_ENABLE=0
 export NCCL_SOCKET_IFNAME=lo GLOO_SOCKET_IFNAME=lo

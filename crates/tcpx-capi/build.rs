@@ -1,4 +1,5 @@
-//! Names the library for the dynamic linker: `libtcpx.so.` and the number of its interface, `TCPX_ABI`.
+//! Names the library for the dynamic linker: `libtcpx.so.` and the number of its interface,
+//! `TCPX_ABI`.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

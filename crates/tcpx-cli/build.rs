@@ -1,4 +1,5 @@
-//! Lets the program know the build id of the plugin file that belongs to it, and what it was itself built from.
+//! Lets the program know the build id of the plugin file that belongs to it, and what it was itself
+//! built from.
 
 use std::io;
 use std::path::Path;
@@ -17,8 +18,8 @@ fn variable(name: &str) -> String {
     std::env::var(name).unwrap_or_else(|_| "unknown".to_owned())
 }
 
-/// The commit of the sources: of the package, or of the repository. Debug builds leave it out, as each commit would
-/// build them again.
+/// The commit of the sources: of the package, or of the repository. Debug builds leave it out, as
+/// each commit would build them again.
 fn commit(folder: &Path, profile: &str) -> String {
     // Cargo writes it into packages.
     let package = folder.join(".cargo_vcs_info.json");

@@ -1,4 +1,5 @@
-//! Replays the inputs kept for a fuzz target through its assertions. Tests of the crates include this file.
+//! Replays the inputs kept for a fuzz target through its assertions. Tests of the crates include
+//! this file.
 
 use std::fs;
 use std::path::Path;

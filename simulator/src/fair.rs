@@ -1,4 +1,5 @@
-//! What a peer that takes nothing costs another one: some of its rate at most, on the clock of the simulated system.
+//! What a peer that takes nothing costs another one: some of its rate at most, on the clock of the
+//! simulated system.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -14,7 +15,8 @@ const MESSAGE: usize = 70_000;
 const UNDER_WAY: usize = 4;
 /// Messages whose time is taken, and those that fill everything of a peer that takes none.
 const MESSAGES: usize = 100;
-/// How often their time is taken: the least of these depends on whose turn it was by a few hundredths, one by a tenth.
+/// How often their time is taken: the least of these depends on whose turn it was by a few
+/// hundredths, one by a tenth.
 const TIMES: usize = 3;
 const UNTAKEN: usize = 64;
 const FILLS: Duration = Duration::from_millis(50);
@@ -98,7 +100,8 @@ impl Pair {
     }
 }
 
-/// Takes the time of messages beside a peer that rests, and beside the same while it takes nothing of what it is sent.
+/// Takes the time of messages beside a peer that rests, and beside the same while it takes nothing
+/// of what it is sent.
 pub fn run(plan: &Plan) {
     let auth = Auth::Key(done(tcpx::generate_key(), "a key"));
     let [measured, stopped] = [(); 2].map(|()| Pair::new(plan, &auth));

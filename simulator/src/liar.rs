@@ -1,5 +1,5 @@
-//! A peer that holds the key and lies. It speaks the protocol by hand: it answers what its peer says and asks for things
-//! of its own, honestly but for the messages that its seed names.
+//! A peer that holds the key and lies. It speaks the protocol by hand: it answers what its peer
+//! says and asks for things of its own, honestly but for the messages that its seed names.
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
@@ -66,7 +66,8 @@ const NOTIFICATION: usize = 8;
 const FLIPS: usize = 8;
 /// Messages of its own accord.
 const REQUESTS: u32 = 12;
-/// Messages of a flood, each as long as its peer takes one, and bytes of them that wait to be written.
+/// Messages of a flood, each as long as its peer takes one, and bytes of them that wait to be
+/// written.
 const FLOOD: (u64, usize) = (1_500, 64 << 10);
 /// No program receives anything of it.
 const UNUSED: Tag = Tag(9);
@@ -133,7 +134,8 @@ fn pause() {
     std::thread::sleep(Duration::from_micros(300));
 }
 
-/// The pause between two looks: longer where nothing has moved for a while, as the deadlines of its peer take minutes.
+/// The pause between two looks: longer where nothing has moved for a while, as the deadlines of its
+/// peer take minutes.
 fn pause_after(quiet: Duration) {
     match quiet < Duration::from_secs(1) {
         true => pause(),
@@ -247,8 +249,8 @@ impl Liar {
         })
     }
 
-    /// Until its peer is gone, or it has said what nobody can go on from. It asks for the key of the peer's window, and
-    /// tells when its flood, if it has one, is over.
+    /// Until its peer is gone, or it has said what nobody can go on from. It asks for the key of
+    /// the peer's window, and tells when its flood, if it has one, is over.
     pub fn run(
         mut self,
         key: impl Fn() -> Option<WindowKey>,
@@ -385,7 +387,8 @@ impl Liar {
         self.say(Message::Frame(frame));
     }
 
-    /// Messages that no receive waits for, and nobody has given credit for; whether there are no more.
+    /// Messages that no receive waits for, and nobody has given credit for; whether there are no
+    /// more.
     fn flood(&mut self) -> bool {
         while self.manners.floods
             && self.eager_most > 0

@@ -1,4 +1,5 @@
-//! Runs the engine on a simulated system, from seeds: `tcpx-simulator --seeds N [--from S] [--replay SEED]`.
+//! Runs the engine on a simulated system, from seeds:
+//! `tcpx-simulator --seeds N [--from S] [--replay SEED]`.
 
 #[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
 compile_error!("the simulator makes system calls of Linux on x86-64");
@@ -17,8 +18,8 @@ mod tally;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    // What is freed stays with this process: to get pages again and again takes a good part of a run.
-    // SAFETY: this process has one thread.
+    // What is freed stays with this process: to get pages again and again takes a good part of a
+    // run. SAFETY: this process has one thread.
     unsafe {
         libc::mallopt(libc::M_MMAP_THRESHOLD, 64 << 20);
         libc::mallopt(libc::M_TRIM_THRESHOLD, 512 << 20);

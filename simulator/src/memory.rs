@@ -1,4 +1,5 @@
-//! What this process has allocated, what the simulation itself needs apart: nothing that it does may need more and more.
+//! What this process has allocated, what the simulation itself needs apart: nothing that it does
+//! may need more and more.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;

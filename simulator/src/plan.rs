@@ -25,8 +25,8 @@ pub struct Manner {
     pub cancel: Option<Duration>,
     /// Ends it after this time.
     pub deadline: Option<Duration>,
-    /// Ends it after this time without progress, where nothing of the peer's program holds it up: a put, and a send of
-    /// [a queue](Plan::queues).
+    /// Ends it after this time without progress, where nothing of the peer's program holds it up: a
+    /// put, and a send of [a queue](Plan::queues).
     pub stall: Duration,
     /// Of a send; that of anything else is at least placed.
     pub level: Level,
@@ -158,9 +158,10 @@ fn other_bounds(seed: u64, bounds: Bounds, lies: bool) -> Bounds {
     }
 }
 
-/// Drawn apart, too. The longest batch of a program has three puts and a notification. What tells a peer what has arrived is
-/// queued, too, and the peer tells that alone nobody: there is room for as much as comes without an answer. So is there
-/// for so many sends that end before anybody receives them, which their peer may never do.
+/// Drawn apart, too. The longest batch of a program has three puts and a notification. What tells a
+/// peer what has arrived is queued, too, and the peer tells that alone nobody: there is room for as
+/// much as comes without an answer. So is there for so many sends that end before anybody receives
+/// them, which their peer may never do.
 fn more_bounds(random: &mut Random, bounds: Bounds, fills: bool, sent: usize) -> Bounds {
     let (queued, told_frames, told_bytes) = random.pick(&[
         (64 << 10, 1, 1),
@@ -214,16 +215,19 @@ impl Plan {
     pub fn new(seed: u64, without: &dyn Fn(usize) -> bool, verbose: bool) -> Self {
         let mut random = Random::new(seed.wrapping_mul(0xD134_2543_DE82_EF95) + 1);
         let is_fair = random.one_in(40);
-        // Slots are sent by their pages: of chunks that are long for their lanes, between two programs of one host.
+        // Slots are sent by their pages: of chunks that are long for their lanes, between two
+        // programs of one host.
         let lends = !is_fair && random.one_in(3);
         // One side sends, and cancels, one short message after the other.
         let streams = lends && random.one_in(2);
         let strict = random.one_in(2) && !streams;
-        // Without faults, nothing that moves stalls, be its limit little longer than a chunk takes, and much before it.
+        // Without faults, nothing that moves stalls, be its limit little longer than a chunk takes,
+        // and much before it.
         let calm = strict && random.one_in(2);
         let closes = (calm && !is_fair && random.one_in(2)).then(|| random.index(2));
         let queues = calm && !is_fair && !lends && random.one_in(4);
-        // What a close or the last of a queue waits for takes longer than a limit that either could have beside it.
+        // What a close or the last of a queue waits for takes longer than a limit that either could
+        // have beside it.
         let is_slow = closes.is_some() || queues;
         let pace = match random.below(4) {
             _ if is_fair => 4,
@@ -424,7 +428,8 @@ impl Plan {
             manual: random.one_in(5),
         });
         let cancels = random.pick(if streams { &[2] } else { &[2, 6] });
-        // What one side alone does, or nothing beside something else, tells of faults that the rest would show.
+        // What one side alone does, or nothing beside something else, tells of faults that the rest
+        // would show.
         let only = random.pick(if streams || queues {
             &[Some(0), Some(1)]
         } else {

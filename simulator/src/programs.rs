@@ -1,4 +1,5 @@
-//! The programs at both ends of each connection: their set-up, [what they do](actions) and [what they check](checks).
+//! The programs at both ends of each connection: their set-up, [what they do](actions) and [what
+//! they check](checks).
 
 mod actions;
 mod checks;
@@ -121,9 +122,9 @@ fn program(
     if !scene.lied {
         scene.set_done(side);
     }
-    // What the peer still waits for comes only while this side collects notifications and, under manual progress, drives
-    // the connection. What the peer has begun ends by its deadlines, one behind the other where they wait for each other; a
-    // flood never does.
+    // What the peer still waits for comes only while this side collects notifications and, under
+    // manual progress, drives the connection. What the peer has begun ends by its deadlines, one
+    // behind the other where they wait for each other; a flood never does.
     let most = if scene.lied { 10 } else { 3600 };
     let pause = match plan.manual || scene.lied {
         true => scene.looks,

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use crate::plan::Plan;
 use crate::{fair, log, programs, system, tally};
 
-/// Seconds of a core that the run of a seed takes at most, and seconds on a machine that does other things too: one
-/// that takes longer stalls.
+/// Seconds of a core that the run of a seed takes at most, and seconds on a machine that does other
+/// things too: one that takes longer stalls.
 const MOST_SECONDS: (u64, libc::c_uint) = (60, 600);
 
 /// Among so many seeds everything has occurred that a seed can choose.

@@ -1,11 +1,12 @@
-//! A simulated system: threads that run one at a time, a clock that moves when nothing else can, and TCP
-//! connections between sockets of this process.
+//! A simulated system: threads that run one at a time, a clock that moves when nothing else can,
+//! and TCP connections between sockets of this process.
 //!
-//! The engine is not changed for it. This program defines the functions of the C library by which Rust's
-//! standard library, rustix and socket2 reach the kernel ([`calls`]); those that wait give the turn to another
-//! thread, which the seed chooses ([`threads`]); those of TCP sockets go to a network that the seed delays,
-//! cuts and breaks ([`network`]). Readiness (`poll`, `epoll`) stays the kernel's: each simulated socket is one end
-//! of a local socket pair, whose other end the network holds.
+//! The engine is not changed for it. This program defines the functions of the C library by which
+//! Rust's standard library, rustix and socket2 reach the kernel ([`calls`]); those that wait give
+//! the turn to another thread, which the seed chooses ([`threads`]); those of TCP sockets go to a
+//! network that the seed delays, cuts and breaks ([`network`]). Readiness (`poll`, `epoll`) stays
+//! the kernel's: each simulated socket is one end of a local socket pair, whose other end the
+//! network holds.
 
 mod calls;
 pub mod network;
@@ -33,10 +34,12 @@ const FOREVER: Nanos = 100_000 * SECOND;
 /// Calls of one run after which it counts as one that never ends.
 const MOST_CALLS: u64 = 12_000_000;
 
-/// Calls in which nothing moves after which some thread counts as one that spins: twice what is never reached.
+/// Calls in which nothing moves after which some thread counts as one that spins: twice what is
+/// never reached.
 const MOST_IDLE_CALLS: u64 = 10_000;
 
-/// Bytes that a run may have allocated at a time: those of the process, and of each end of a connection.
+/// Bytes that a run may have allocated at a time: those of the process, and of each end of a
+/// connection.
 const MOST_MEMORY: (usize, usize) = (4 << 20, 4 << 20);
 
 /// What a seed chooses of the system.
@@ -107,7 +110,8 @@ fn system() -> Option<&'static mut System> {
     if ME.get() == OUTSIDE {
         return None;
     }
-    // SAFETY: this thread has the turn, and nobody keeps the reference over a call that gives it away.
+    // SAFETY: this thread has the turn, and nobody keeps the reference over a call that gives it
+    // away.
     unsafe { (*SYSTEM.0.get()).as_mut() }
 }
 
@@ -251,7 +255,8 @@ pub fn stop_peer(port: u16) {
     }
 }
 
-/// Decisions and calls until now, bytes that were allocated at a time, and a number in which every decision has its part.
+/// Decisions and calls until now, bytes that were allocated at a time, and a number in which every
+/// decision has its part.
 pub fn trail() -> String {
     system().map_or_else(String::new, |system| {
         let trail = system.random.clone().next();

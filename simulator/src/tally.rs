@@ -1,4 +1,5 @@
-//! In how many seeds each thing occurred that a run is there for: one that never does tests nothing.
+//! In how many seeds each thing occurred that a run is there for: one that never does tests
+//! nothing.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};

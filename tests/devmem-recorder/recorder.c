@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Records what a Linux kernel answers on a device-memory socket: for each recvmsg the raw control bytes,
-// the iovec's bytes and a hash of the pool under each device record; for each token return the ranges and
-// the answer. Control bytes are walked with libc's macros, independent of the parser under test.
+// Records what a Linux kernel answers on a device-memory socket: for each recvmsg the raw control
+// bytes, the iovec's bytes and a hash of the pool under each device record; for each token return
+// the ranges and the answer. Control bytes are walked with libc's macros, independent of the parser
+// under test.
 //
 //   recorder receive INTERFACE PORT QUEUE BYTES MODE FILE [IOVEC_BYTES [RECORDS_OF_ROOM]]
 //   recorder send ADDRESS PORT BYTES [PAUSE_AT]
@@ -16,7 +17,8 @@
 //   unbind  half way close the binding's netlink socket, then ask the sender to go on
 // The sender stops at PAUSE_AT until the receiver asks.
 //
-// The stream's byte at position i is pattern(i). The file's layout is in README.md beside this file.
+// The stream's byte at position i is pattern(i). The file's layout is in README.md beside this
+// file.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>

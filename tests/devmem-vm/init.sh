@@ -1,6 +1,6 @@
 #!/bin/busybox sh
-# The first process of the machine: a receiver's card dm1 (10.0.0.2) here, the sender's dm0 (10.0.0.1) in
-# the network namespace snd. Runs the one script there is and says how it ended.
+# The first process of the machine: a receiver's card dm1 (10.0.0.2) here, the sender's dm0
+# (10.0.0.1) in the network namespace snd. Runs the one script there is and says how it ended.
 /bin/busybox --install -s /bin
 rm /bin/ip
 export PATH=/tcpx:/bin:/usr/bin:/usr/sbin
@@ -56,8 +56,9 @@ met() {
 		echo "  $counter: $times"
 	done
 }
-# gro on|off: whether either card's packets are joined. Joined, small packets that are linear throughout mix with
-# fragments, and the kernel can then hand out neither (ENODEV), now and then if few packets are so small.
+# gro on|off: whether either card's packets are joined. Joined, small packets that are linear
+# throughout mix with fragments, and the kernel can then hand out neither (ENODEV), now and then if
+# few packets are so small.
 gro() {
 	ethtool -K dm1 gro "$1"
 	sender ethtool -K dm0 gro "$1"

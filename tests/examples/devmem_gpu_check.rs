@@ -1,7 +1,7 @@
 //! Checks the network `devmem` with memory of a real GPU: `devmem_gpu_check [GPU]`.
 //!
-//! A fake kernel fills the pool, as there is no such card; pool, sources and destinations are the GPU's. Prints one
-//! line a check; exit code 0 only if every check passed.
+//! A fake kernel fills the pool, as there is no such card; pool, sources and destinations are the
+//! GPU's. Prints one line a check; exit code 0 only if every check passed.
 
 use std::process::ExitCode;
 use std::time::Instant;

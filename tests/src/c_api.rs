@@ -220,7 +220,8 @@ pub fn pair(server: &mut Command, words: &str, client: impl FnOnce(&str) -> Comm
     [server.end(), client]
 }
 
-/// Has `pair` move one message of fresh random bytes from a file to another one; what the server said.
+/// Has `pair` move one message of fresh random bytes from a file to another one; what the server
+/// said.
 ///
 /// # Panics
 /// They come changed, or either end says something else.

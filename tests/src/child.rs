@@ -32,7 +32,8 @@ const PATIENCE: Duration = Duration::from_secs(300);
 /// Longest life of a forked process.
 const FORK_PATIENCE: Duration = Duration::from_secs(60);
 
-/// Runs `body`, a closure of the calling test, in a new process with the variables `environment`, and fails when it fails.
+/// Runs `body`, a closure of the calling test, in a new process with the variables `environment`,
+/// and fails when it fails.
 ///
 /// The variables of the surrounding process that choose the plugin's behaviour are removed first.
 pub fn run<Body: FnOnce()>(environment: &[(&str, &str)], body: Body) {

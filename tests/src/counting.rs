@@ -1,5 +1,5 @@
-//! The system's allocator, counting: for tests that prove that a path allocates nothing. Each test program
-//! makes it its global allocator; those of other crates include this file.
+//! The system's allocator, counting: for tests that prove that a path allocates nothing. Each test
+//! program makes it its global allocator; those of other crates include this file.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -33,8 +33,8 @@ fn count() {
     let _ = OF_THREAD.try_with(|count| count.set(count.get() + 1));
 }
 
-// SAFETY: every call goes to the system's allocator unchanged; counting touches a constant-initialised cell
-// and an atomic, which need no allocation themselves.
+// SAFETY: every call goes to the system's allocator unchanged; counting touches a
+// constant-initialised cell and an atomic, which need no allocation themselves.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();

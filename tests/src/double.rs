@@ -17,7 +17,8 @@ pub fn path() -> &'static Path {
 /// Bytes of a bounce pool unless a test sets others.
 pub const DEFAULT_POOL_BYTES: usize = 2 << 20;
 
-/// One test at a time: the counters and the pool size are the process's. Resets the pool size and all misbehaviour.
+/// One test at a time: the counters and the pool size are the process's. Resets the pool size and
+/// all misbehaviour.
 pub fn serial() -> MutexGuard<'static, ()> {
     static SERIAL: Mutex<()> = Mutex::new(());
     let guard = SERIAL.lock().unwrap_or_else(PoisonError::into_inner);
@@ -105,7 +106,8 @@ pub enum PoolPlace {
     Gpu,
 }
 
-/// Sets where the bounce pools of receive comms lie that are accepted from now on, and whether senders read a GPU's memory.
+/// Sets where the bounce pools of receive comms lie that are accepted from now on, and whether
+/// senders read a GPU's memory.
 pub fn set_pool_place(place: PoolPlace) {
     set(c"tcpx_double_set_pool_place", place as i32);
 }

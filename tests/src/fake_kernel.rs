@@ -1,10 +1,10 @@
-//! A stand-in for the kernel's device-memory receive: bytes of a real connection are put in a pool of
-//! host memory, in packets, and described by control messages as the kernel would.
+//! A stand-in for the kernel's device-memory receive: bytes of a real connection are put in a pool
+//! of host memory, in packets, and described by control messages as the kernel would.
 //!
 //! What it says follows the facts in `docs/guides/device-memory.md`: lowest free token first, no
-//! receive that mixes plain bytes and records, `ENODEV` for ever, errno 525 without room. Memory whose
-//! last token came back is overwritten at once, so that a token given back too early is seen; the close of
-//! a socket gives all of its tokens back.
+//! receive that mixes plain bytes and records, `ENODEV` for ever, errno 525 without room. Memory
+//! whose last token came back is overwritten at once, so that a token given back too early is seen;
+//! the close of a socket gives all of its tokens back.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -380,8 +380,8 @@ impl SocketCalls for FakeKernel {
         let part = self.send_memory.slice(start..start + length);
         let base = part.expect("in the memory to send from").host_ptr();
         let flags = libc::MSG_ZEROCOPY | libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
-        // SAFETY: the region lives as long as the fake, and its slots are not written while they are
-        // sent: that is what is tested.
+        // SAFETY: the region lives as long as the fake, and its slots are not written while they
+        // are sent: that is what is tested.
         let sent = unsafe {
             let base = base.expect("host memory");
             libc::send(socket.as_raw_fd(), base.cast(), length, flags)

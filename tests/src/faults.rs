@@ -1,4 +1,5 @@
-//! How often, or for how many seconds, some tests do what they do: a little, or as the variable `FAULTS` says.
+//! How often, or for how many seconds, some tests do what they do: a little, or as the variable
+//! `FAULTS` says.
 //!
 //! | name | of what | test |
 //! |---|---|---|

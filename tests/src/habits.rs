@@ -15,7 +15,8 @@ pub fn path() -> &'static Path {
 /// The variable that names a file in which processes see each other's closes.
 pub const PAIRS: &str = "TCPX_HABITS_PAIRS";
 
-/// Path of a plugin of its own, with a table of version 9, that takes every liberty which the interface leaves.
+/// Path of a plugin of its own, with a table of version 9, that takes every liberty which the
+/// interface leaves.
 pub fn liberal() -> &'static Path {
     Path::new(env!("TCPX_LIBERAL_SO"))
 }

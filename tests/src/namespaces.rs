@@ -101,8 +101,8 @@ impl Hosts {
         Ok(hosts)
     }
 
-    /// Two hosts with so many links each to one switch, all in the network `10.78.0.0/24`, in which `a` has
-    /// 10, 11 ... and `b` 20, 21 ...; and `b` 2 on its first link.
+    /// Two hosts with so many links each to one switch, all in the network `10.78.0.0/24`, in which
+    /// `a` has 10, 11 ... and `b` 20, 21 ...; and `b` 2 on its first link.
     ///
     /// # Errors
     /// What `ip` said.
@@ -157,7 +157,8 @@ impl Hosts {
         Ok(())
     }
 
-    /// Leaves the hosts no address on their first link but `::1` and `::2` of this network, as `fe80`.
+    /// Leaves the hosts no address on their first link but `::1` and `::2` of this network, as
+    /// `fe80`.
     ///
     /// # Errors
     /// What `ip` said.
@@ -171,8 +172,8 @@ impl Hosts {
         Ok(())
     }
 
-    /// Leaves the hosts the addresses `10.79.0.1` and `10.79.0.2`, which stand on `lo`, and routes to each other's by the
-    /// first link.
+    /// Leaves the hosts the addresses `10.79.0.1` and `10.79.0.2`, which stand on `lo`, and routes
+    /// to each other's by the first link.
     ///
     /// # Errors
     /// What `ip` said.
@@ -264,7 +265,8 @@ impl Hosts {
         Told::start(command)
     }
 
-    /// Starts this test program again on host `a` or `b`, for the test `test` of the calling file in the part `role`.
+    /// Starts this test program again on host `a` or `b`, for the test `test` of the calling file
+    /// in the part `role`.
     ///
     /// # Errors
     /// It could not be started.

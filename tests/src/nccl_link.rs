@@ -94,7 +94,8 @@ pub fn until(what: &str, mut attempt: impl FnMut() -> bool) {
     wait(PATIENCE, what, || attempt().then_some(()));
 }
 
-/// As [`until`], for one of many threads that wait: they leave the cores to those that have something to do.
+/// As [`until`], for one of many threads that wait: they leave the cores to those that have
+/// something to do.
 #[track_caller]
 pub fn until_calmly(what: &str, mut attempt: impl FnMut() -> bool) {
     until(what, || {
@@ -244,7 +245,8 @@ impl<'a> Link<'a> {
 /// What the relays take each connection of the plugin's for.
 pub const ANY: Line = Line::Control;
 
-/// Puts a relay into the way of who connects to the door that a handle names: for comms' own connections, and lanes.
+/// Puts a relay into the way of who connects to the door that a handle names: for comms' own
+/// connections, and lanes.
 pub fn relay(handle: &mut [u8; 128]) -> Proxy {
     let port = u16::from_le_bytes([handle[56], handle[57]]);
     let proxy = Proxy::start(([127, 0, 0, 1], port).into());

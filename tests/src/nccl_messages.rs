@@ -28,7 +28,8 @@ fn parts(block: &[u8], number: usize, size: usize) -> impl Iterator<Item = &[u8]
     })
 }
 
-/// Sends so many messages of this size, eight at a time; when all sends are done their memory is another's.
+/// Sends so many messages of this size, eight at a time; when all sends are done their memory is
+/// another's.
 pub fn send_all(table: &dyn Calls, send: Opaque, size: usize, messages: usize) {
     const DEPTH: usize = 8;
     let (block, mut data) = (block(), vec![0; size * DEPTH.min(messages)]);

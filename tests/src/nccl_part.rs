@@ -1,4 +1,5 @@
-//! NCCL's part: the calls that NCCL makes of a network plugin, through the bare table of any version.
+//! NCCL's part: the calls that NCCL makes of a network plugin, through the bare table of any
+//! version.
 
 #![expect(
     clippy::not_unsafe_ptr_arg_deref,

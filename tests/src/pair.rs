@@ -19,12 +19,14 @@ use crate::{child, double};
 /// Far beyond what anything in this process takes.
 pub const LONG: Duration = Duration::from_secs(60);
 
-/// The double of Google's plugin as a network of this process, with host memory in the place of a GPU's.
+/// The double of Google's plugin as a network of this process, with host memory in the place of a
+/// GPU's.
 pub fn double_network() -> Arc<dyn Network> {
     double_network_of(PluginMemory::StandIn)
 }
 
-/// The double for one kind of memory: a process starts it once, and what the first caller wants holds.
+/// The double for one kind of memory: a process starts it once, and what the first caller wants
+/// holds.
 pub fn double_network_of(memory: PluginMemory) -> Arc<dyn Network> {
     static NETWORK: OnceLock<Arc<PluginNetwork>> = OnceLock::new();
     NETWORK
@@ -45,7 +47,8 @@ pub fn new_key() -> Key {
     Key::generate(&mut |bytes| getrandom::fill(bytes).expect("there is randomness"))
 }
 
-/// Starts this test program again for the part `role`, which does [`connect_back`], and accepts its connection.
+/// Starts this test program again for the part `role`, which does [`connect_back`], and accepts its
+/// connection.
 #[track_caller]
 pub fn process(
     test: &str,
@@ -148,8 +151,8 @@ impl Listening {
     }
 }
 
-/// Moves so many fresh bytes from one end to the other; how that ended where they arrive and where they come from, and
-/// what is wrong with them.
+/// Moves so many fresh bytes from one end to the other; how that ended where they arrive and where
+/// they come from, and what is wrong with them.
 pub fn try_move(
     from: &Connection,
     to: &Connection,

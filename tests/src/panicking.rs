@@ -15,7 +15,8 @@ pub struct Panicking {
 }
 
 impl Panicking {
-    /// Every poll and close after `receives` receives were posted or chunks placed panics, `times` times in all.
+    /// Every poll and close after `receives` receives were posted or chunks placed panics, `times`
+    /// times in all.
     pub fn after_receives(
         inner: Arc<dyn Network>,
         receives: usize,

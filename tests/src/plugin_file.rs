@@ -15,7 +15,8 @@ pub fn workspace() -> PathBuf {
 /// The variable that names another plugin file for a process of a test, of another release.
 pub const OTHER: &str = "TCPX_TEST_PLUGIN";
 
-/// Where `cargo xtask last-release` has laid what it built of the last release; a line says that it has not.
+/// Where `cargo xtask last-release` has laid what it built of the last release; a line says that it
+/// has not.
 pub fn last_release(test: &str) -> Option<PathBuf> {
     let folder = std::env::var_os("TCPX_LAST_RELEASE").map(PathBuf::from);
     if folder.is_none() {
@@ -39,7 +40,8 @@ pub fn path() -> &'static Path {
         if let Err(error) = tcpx_build_id::verify(&built, &expected) {
             panic!("{error}");
         }
-        // Where a build of that package alone puts it, and the program looks for it: beside the program.
+        // Where a build of that package alone puts it, and the program looks for it: beside the
+        // program.
         let folder = built.parent().expect("a file lies in a folder");
         if folder.ends_with("deps") {
             let beside = folder.with_file_name("libnccl_net_tcpx.so");
@@ -49,14 +51,15 @@ pub fn path() -> &'static Path {
     })
 }
 
-/// The shared library of a package that the tests depend on. It lies in the folder of the test's own file.
+/// The shared library of a package that the tests depend on. It lies in the folder of the test's
+/// own file.
 pub(crate) fn built(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("the test has a path");
     test.with_file_name(name)
 }
 
-/// Makes a file under another name, then puts it in the place of `file`: other test processes may do the same at the same
-/// time.
+/// Makes a file under another name, then puts it in the place of `file`: other test processes may
+/// do the same at the same time.
 pub(crate) fn replace(file: &Path, make: impl FnOnce(&Path) -> std::io::Result<()>) {
     let fresh = file.with_added_extension(std::process::id().to_string());
     make(&fresh).expect("the target folder can be written");

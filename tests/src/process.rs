@@ -22,7 +22,8 @@ const PATIENCE: Duration = Duration::from_secs(300);
 /// Pause between looks at something that has no event.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// A program of this package, given where Cargo made it: beside the test where both were carried elsewhere.
+/// A program of this package, given where Cargo made it: beside the test where both were carried
+/// elsewhere.
 ///
 /// # Panics
 /// When the system does not say where the test is.

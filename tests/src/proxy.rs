@@ -1,7 +1,8 @@
 //! A relay in front of a listener that can do to one stream what networks do, and flip bits of all.
 //!
 //! The first bytes of a stream say what it is ([`Line`]); faults are set for a line and happen at a
-//! byte of its first stream: exactly there while one direction is quiet, else within one piece of it.
+//! byte of its first stream: exactly there while one direction is quiet, else within one piece of
+//! it.
 
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read, Write};
@@ -34,7 +35,8 @@ pub enum Fault {
     Close,
     /// Nothing is taken any more, in either direction, until [`Proxy::wake`].
     Stall,
-    /// Everything is taken and nothing comes out, ends neither; what was taken is held until [`Proxy::wake`].
+    /// Everything is taken and nothing comes out, ends neither; what was taken is held until
+    /// [`Proxy::wake`].
     Swallow,
 }
 
@@ -112,7 +114,8 @@ impl Board {
         lock(&self.lines)
     }
 
-    /// A piece of a stream passes; `left`: bytes before the next flip of its direction, once there are any.
+    /// A piece of a stream passes; `left`: bytes before the next flip of its direction, once there
+    /// are any.
     fn pass(&self, piece: &mut [u8], kind: usize, left: &mut Option<u64>) {
         if let Some(heard) = &mut *lock(&self.heard) {
             heard.extend_from_slice(piece);
@@ -147,7 +150,8 @@ impl Board {
         opens
     }
 
-    /// A piece came early on a stream to its server: payload of a comm or lane under NCCL begins with its hello.
+    /// A piece came early on a stream to its server: payload of a comm or lane under NCCL begins
+    /// with its hello.
     fn look_for_hello(&self, stream: &Stream, piece: &[u8]) {
         let is_hello = |word: &[u8]| word == b"TxCo" || word == b"TxLn";
         if piece.windows(4).any(is_hello) {
@@ -185,8 +189,9 @@ impl Proxy {
         Self::with_flips(target, &Arc::default(), [true; 2])
     }
 
-    /// The same; `flips` counts the bits that it flips. `goes_on`: in a lane it goes on flipping behind a flip. What is
-    /// sealed ends with the first one, and others behind it would change what nobody reads.
+    /// The same; `flips` counts the bits that it flips. `goes_on`: in a lane it goes on flipping
+    /// behind a flip. What is sealed ends with the first one, and others behind it would change
+    /// what nobody reads.
     pub fn flipping(target: SocketAddr, flips: &Arc<Flips>, goes_on: bool) -> Self {
         Self::with_flips(target, flips, [false, goes_on])
     }
@@ -214,8 +219,8 @@ impl Proxy {
         self.address
     }
 
-    /// As [`break_line`](Self::break_line), of the last stream of payload that came: that of a comm, once it is
-    /// connected.
+    /// As [`break_line`](Self::break_line), of the last stream of payload that came: that of a
+    /// comm, once it is connected.
     pub fn break_last(&self, line: Line, bytes: u64, fault: Fault) {
         let mut lines = self.board.lock();
         let last = lines.entry(line).or_default();
@@ -224,7 +229,8 @@ impl Proxy {
         self.break_line(line, bytes, fault);
     }
 
-    /// The line's first stream of payload gets this fault after `bytes` bytes in both directions together.
+    /// The line's first stream of payload gets this fault after `bytes` bytes in both directions
+    /// together.
     pub fn break_line(&self, line: Line, bytes: u64, fault: Fault) {
         let mut lines = self.board.lock();
         let line = lines.entry(line).or_default();
@@ -233,8 +239,8 @@ impl Proxy {
         self.board.changed.notify_all();
     }
 
-    /// From now on bits flip: so many bytes lie from one to the next in each direction of a control connection, and of
-    /// a lane; where that is empty, none does.
+    /// From now on bits flip: so many bytes lie from one to the next in each direction of a control
+    /// connection, and of a lane; where that is empty, none does.
     pub fn flip(&self, gaps: [Range<u64>; 2]) {
         *lock(&self.board.gaps) = gaps;
     }
@@ -319,7 +325,8 @@ impl End {
         let _ = self.stream.shutdown(how);
     }
 
-    /// Whether the peer has reset it. The call that hears of it hides it from the others: they find an end.
+    /// Whether the peer has reset it. The call that hears of it hides it from the others: they find
+    /// an end.
     fn was_reset(&self) -> bool {
         let nothing = rustix::net::send(&self.stream, &[], SendFlags::NOSIGNAL);
         nothing.is_err() && !self.is_shut.load(Ordering::SeqCst)
@@ -330,8 +337,8 @@ impl End {
 #[derive(Debug)]
 struct Stream {
     line: Line,
-    /// Which of the line's streams it is, from 1 on; 0 while it is none: a lane that its client opens early, and does not
-    /// want after all or the server does not know yet, was never one.
+    /// Which of the line's streams it is, from 1 on; 0 while it is none: a lane that its client
+    /// opens early, and does not want after all or the server does not know yet, was never one.
     number: AtomicU32,
     /// The server has answered a lane's hello: what its client says next proves it.
     answered: AtomicBool,
@@ -468,8 +475,8 @@ fn pump(from: &End, to: &End, up: bool, mut left: Option<u64>, stream: &Stream, 
     }
 }
 
-/// One direction has failed: where that is because the other one is being reset, or a peer has reset it, this end of it
-/// must not look like one in order.
+/// One direction has failed: where that is because the other one is being reset, or a peer has
+/// reset it, this end of it must not look like one in order.
 fn end_as_told(from: &End, to: &End, stream: &Stream, board: &Board) {
     let lines = board.lock();
     let is_reset = lines.get(&stream.line).is_some_and(|line| {

@@ -7,7 +7,8 @@ use rustix::process::{Resource, Rlimit, setrlimit};
 /// Bytes of a page, as the plugins mean it.
 pub const PAGE: usize = 4096;
 
-/// How long a wait keeps its core, as NCCL does; behind that it leaves it to those that have something to do.
+/// How long a wait keeps its core, as NCCL does; behind that it leaves it to those that have
+/// something to do.
 const SPINS: Duration = Duration::from_millis(50);
 
 /// Polls until there is an answer.

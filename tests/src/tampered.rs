@@ -1,4 +1,5 @@
-//! A network whose channels do something else than those of the network inside, at a few of their calls.
+//! A network whose channels do something else than those of the network inside, at a few of their
+//! calls.
 
 use std::fmt::Debug;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Faults at random moments, as often as wanted ([`tcpx_tests::faults`]). Nothing here depends on speed: what took how
-//! long is printed, and `--nocapture` shows it.
+//! Faults at random moments, as often as wanted ([`tcpx_tests::faults`]). Nothing here depends on
+//! speed: what took how long is printed, and `--nocapture` shows it.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
@@ -72,7 +72,8 @@ fn resources() -> (u64, usize) {
 /// 2 GiB, a part after the other.
 const SIZES: [u64; 64] = [32 << 20; 64];
 
-/// When a connection ended, by its own account: a program may learn it later, because it has other things to do.
+/// When a connection ended, by its own account: a program may learn it later, because it has other
+/// things to do.
 #[derive(Default)]
 struct End(OnceLock<Instant>);
 
@@ -170,8 +171,8 @@ fn threads() -> usize {
     std::fs::read_dir("/proc/self/task").map_or(0, Iterator::count)
 }
 
-/// SIGKILL of a peer process at a random moment of 2 GiB, whichever side it is: this one ends, has no transfer that counts as good
-/// with a wrong byte, says why, and has nothing left of it.
+/// SIGKILL of a peer process at a random moment of 2 GiB, whichever side it is: this one ends, has
+/// no transfer that counts as good with a wrong byte, says why, and has nothing left of it.
 #[test]
 fn a_peer_that_is_killed_at_any_moment() {
     let _serial = SERIAL.lock();
@@ -219,7 +220,8 @@ fn a_peer_that_is_killed_at_any_moment() {
     show("this end ended after a kill of its peer", times);
 }
 
-/// All connections are reset at a random moment, and none comes about any more: both ends end and say why.
+/// All connections are reset at a random moment, and none comes about any more: both ends end and
+/// say why.
 #[test]
 fn connections_that_are_all_reset_at_any_moment() {
     let _serial = SERIAL.lock();
@@ -254,8 +256,8 @@ fn connections_that_are_all_reset_at_any_moment() {
     show("an end ended after a reset of all connections", times);
 }
 
-/// Random transfers between two ends, some of which are cancelled, over connections that come and go: every byte is right, and
-/// memory, descriptors and threads do not grow.
+/// Random transfers between two ends, some of which are cancelled, over connections that come and
+/// go: every byte is right, and memory, descriptors and threads do not grow.
 #[test]
 fn random_transfers_leave_nothing_behind() {
     let _serial = SERIAL.lock();
@@ -390,8 +392,8 @@ fn from_address(own: Ipv4Addr, to: SocketAddr) -> Option<OwnedFd> {
     Some(stranger)
 }
 
-/// Silent strangers keep coming from a thousand addresses, one of sixteen from the client's own, while clients with a long way
-/// connect one after the other.
+/// Silent strangers keep coming from a thousand addresses, one of sixteen from the client's own,
+/// while clients with a long way connect one after the other.
 #[test]
 fn strangers_from_a_thousand_addresses_keep_no_client_out() {
     let _serial = SERIAL.lock();

@@ -78,7 +78,8 @@ fn tidy(help: &str) -> String {
     lines.join("\n")
 }
 
-/// With a line in place of each group of flags that a command before has too; `shown` says which one.
+/// With a line in place of each group of flags that a command before has too; `shown` says which
+/// one.
 fn once(help: &str, name: &str, shown: &mut HashMap<String, String>) -> String {
     let own = ["Usage", "Commands", "Arguments", "Options", "Examples"];
     let groups = help.split("\n\n").map(|group| {

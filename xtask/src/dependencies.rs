@@ -1,5 +1,5 @@
-//! `cargo xtask dependencies`: every dependency has its reason in `docs/dependencies.md`, and is named in
-//! the sources of each crate that declares it.
+//! `cargo xtask dependencies`: every dependency has its reason in `docs/dependencies.md`, and is
+//! named in the sources of each crate that declares it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

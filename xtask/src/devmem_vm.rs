@@ -1,9 +1,10 @@
-//! `cargo xtask devmem-vm`: a machine with a real kernel that receives into device memory, without such a
-//! network card. QEMU emulates it; a test-only driver (tests/devmem-vm/dmsim.c) stands for the card.
+//! `cargo xtask devmem-vm`: a machine with a real kernel that receives into device memory, without
+//! such a network card. QEMU emulates it; a test-only driver (tests/devmem-vm/dmsim.c) stands for
+//! the card.
 //!
-//! The kernel and the tools that build the driver are Debian packages pinned by their contents; whatever
-//! keeps them from being had, or the machine from being started at all, is a line `skipped: ...` and
-//! success. A script that fails is a failure.
+//! The kernel and the tools that build the driver are Debian packages pinned by their contents;
+//! whatever keeps them from being had, or the machine from being started at all, is a line
+//! `skipped: ...` and success. A script that fails is a failure.
 
 mod console;
 mod machine;

@@ -22,8 +22,8 @@ const PLUGIN: &str = "libnccl-net-tcpx.so";
 /// Cargo and NIXL name it so.
 const NIXL_PLUGIN: &str = "libplugin_TCPX.so";
 const NIXL_SYMBOL: &str = "nixl_plugin_init";
-/// The C library as Cargo names it, by its version, by its soname (whose number is `TCPX_ABI`: programs
-/// load that), and as the linker looks for it.
+/// The C library as Cargo names it, by its version, by its soname (whose number is `TCPX_ABI`:
+/// programs load that), and as the linker looks for it.
 const LIBRARY_BUILT: &str = "libtcpx_capi.so";
 const LIBRARY: &str = concat!("libtcpx.so.", env!("CARGO_PKG_VERSION"));
 const LIBRARY_SONAME: &str = "libtcpx.so.0";
@@ -147,7 +147,8 @@ impl Processor {
         command
     }
 
-    /// Runs the demo; an emulator, which cannot start the demo's second process, asks for the version.
+    /// Runs the demo; an emulator, which cannot start the demo's second process, asks for the
+    /// version.
     fn try_program(self, program: &Path) -> Result<bool> {
         let mut command = self.command(program);
         if self.is_host() {

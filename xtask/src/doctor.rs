@@ -1,4 +1,5 @@
-//! `cargo xtask doctor`: `docs/doctor.md` is the program's own catalogue of checks, and sources name no other check.
+//! `cargo xtask doctor`: `docs/doctor.md` is the program's own catalogue of checks, and sources
+//! name no other check.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;

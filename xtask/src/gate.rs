@@ -1,7 +1,7 @@
 //! `cargo xtask gate BASE`: whether this tree is as fast as the commit BASE.
 //!
-//! The driver of this tree (`crates/tcpx-bench`) is built against both, and runs the same cases in turns
-//! (CONTRIBUTING.md says how to read the table).
+//! The driver of this tree (`crates/tcpx-bench`) is built against both, and runs the same cases in
+//! turns (CONTRIBUTING.md says how to read the table).
 
 mod build;
 mod cases;

@@ -20,7 +20,8 @@ struct Kernel {
     headers: &'static [&'static str],
     /// The PTX, from the root of the repository.
     ptx: &'static str,
-    /// Machine code, and the architecture that it is for: later ones of the same first digit run it too.
+    /// Machine code, and the architecture that it is for: later ones of the same first digit run it
+    /// too.
     code: &'static [(&'static str, &'static str)],
 }
 

@@ -14,8 +14,9 @@ const FILES: [&str; 3] = ["tcpx", "libnccl_net_tcpx.so", "libplugin_TCPX.so"];
 /// The variable that names the folder of these files to the tests.
 const VARIABLE: &str = "TCPX_LAST_RELEASE";
 
-/// Builds the commit that the file names, or the argument, once in a worktree of its own, and runs the tests of versions of
-/// the program and of the plugin for NCCL with it; NIXL's find it in `target/last-release/files`.
+/// Builds the commit that the file names, or the argument, once in a worktree of its own, and runs
+/// the tests of versions of the program and of the plugin for NCCL with it; NIXL's find it in
+/// `target/last-release/files`.
 pub(crate) fn run(arguments: &[String]) -> Result<()> {
     let root = root()?;
     let named = match arguments {

@@ -1,9 +1,9 @@
 //! `cargo xtask lines [COMMIT]`: lines of product Rust, crate by crate.
 //!
 //! Product files are the `*.rs` of `crates/*/src` that are not tests: not `tests.rs`, not below a
-//! folder `tests`, `examples` or `benches`. Modules and functions behind `#[cfg(test)]`, [`TEST_FEATURE`] (and
-//! `cfg(loom)` models), and what fuzz targets assert, do not count, inline or in a file of their own; every other line
-//! does, blank ones and comments too.
+//! folder `tests`, `examples` or `benches`. Modules and functions behind `#[cfg(test)]`,
+//! [`TEST_FEATURE`] (and `cfg(loom)` models), and what fuzz targets assert, do not count, inline or
+//! in a file of their own; every other line does, blank ones and comments too.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -1,5 +1,6 @@
-//! `cargo xtask simulate`: builds the simulator and runs it (`--seeds N`, `--from SEED`, `--replay SEED`).
-//! With `--mutants [NAME...]` defects are put into a copy of the sources, and each must be found.
+//! `cargo xtask simulate`: builds the simulator and runs it (`--seeds N`, `--from SEED`,
+//! `--replay SEED`). With `--mutants [NAME...]` defects are put into a copy of the sources, and
+//! each must be found.
 
 mod mutants;
 
@@ -19,7 +20,8 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     }
 }
 
-/// Cargo for the simulator of a tree, whose outputs go beside the workspace's own, which are of other features.
+/// Cargo for the simulator of a tree, whose outputs go beside the workspace's own, which are of
+/// other features.
 fn simulator(root: &Path, tree: &Path, task: &str) -> Command {
     let mut command = cargo();
     command

@@ -1,4 +1,5 @@
-//! `cargo xtask site`: links between the documents lead somewhere, and the documents as pages for a browser, by mdbook.
+//! `cargo xtask site`: links between the documents lead somewhere, and the documents as pages for a
+//! browser, by mdbook.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fs;
@@ -16,16 +17,17 @@ const SETTINGS: [&str; 2] = ["book.toml", "site.css"];
 /// Folders whose documents all stand in the order of the pages.
 const FOLDERS: [&str; 4] = ["docs", "benchmarks", "deploy", "fuzz"];
 
-/// What other tools have made of the sources, each below `target`: the folder, its first page, and what it describes.
-/// `cargo doc` makes the first one, `pdoc -d restructuredtext -o target/pdoc tcpx` the other.
+/// What other tools have made of the sources, each below `target`: the folder, its first page, and
+/// what it describes. `cargo doc` makes the first one,
+/// `pdoc -d restructuredtext -o target/pdoc tcpx` the other.
 const INTERFACES: [(&str, &str, &str); 2] = [
     ("doc", "tcpx/index.html", "Rust"),
     ("pdoc", "tcpx.html", "Python"),
 ];
 const HEADERS: [&str; 2] = ["tcpx.h", "tcpx_plugin.h"];
 
-/// Copies the pages and whatever they lead to, at the same places, and has mdbook make `target/site` of them. Every
-/// link between its pages leads somewhere.
+/// Copies the pages and whatever they lead to, at the same places, and has mdbook make
+/// `target/site` of them. Every link between its pages leads somewhere.
 pub(crate) fn run(arguments: &[String]) -> Result<()> {
     ensure!(
         arguments.is_empty(),
@@ -133,7 +135,8 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
         {
             continue;
         }
-        // The page for what is not there has links from the site's root, and the one to print has all of the others'.
+        // The page for what is not there has links from the site's root, and the one to print has
+        // all of the others'.
         if page.ends_with("404.html") || page.ends_with("print.html") {
             continue;
         }

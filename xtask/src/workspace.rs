@@ -21,8 +21,9 @@ pub(crate) fn root() -> Result<PathBuf> {
 /// The Cargo that runs this task.
 pub(crate) fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    // What Cargo said of this package when it started this task. Build scripts that ask for it (ring's does) would run
-    // again, here and at the next build outside, and everything that depends on them be built again.
+    // What Cargo said of this package when it started this task. Build scripts that ask for it
+    // (ring's does) would run again, here and at the next build outside, and everything that
+    // depends on them be built again.
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();
         let of_package = ["CARGO_PKG_", "CARGO_MANIFEST_"];

@@ -18,8 +18,8 @@ pub enum NoAnswer {
 
 /// Holds the answer.
 ///
-/// Not a channel: a thread's first wait on a channel registers a destructor, which takes the dynamic
-/// linker's lock, and a constructor that hangs holds that lock.
+/// Not a channel: a thread's first wait on a channel registers a destructor, which takes the
+/// dynamic linker's lock, and a constructor that hangs holds that lock.
 struct Answer<T> {
     state: Mutex<State<T>>,
     changed: Condvar,
@@ -36,8 +36,8 @@ enum State<T> {
 /// The caller's end of it: says that it panicked unless it has said something else.
 struct Caller<T>(Arc<Answer<T>>);
 
-/// Runs `work` on a thread of this name and waits for it until `limit` has passed; `late` gets, on that thread,
-/// what comes after that.
+/// Runs `work` on a thread of this name and waits for it until `limit` has passed; `late` gets, on
+/// that thread, what comes after that.
 ///
 /// # Errors
 /// There is no answer in time.

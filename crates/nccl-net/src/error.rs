@@ -47,8 +47,8 @@ fn mark(check: Option<&'static str>) -> String {
     check.map_or_else(String::new, |id| format!(" [{id}]"))
 }
 
-/// What to do about a library that the dynamic linker refuses, and the check that explains it. Its words for a mount
-/// without programs are always these.
+/// What to do about a library that the dynamic linker refuses, and the check that explains it. Its
+/// words for a mount without programs are always these.
 fn refused_library(reason: &str) -> &'static str {
     if reason.contains("failed to map segment") {
         "copy it to a file system that is not mounted noexec [TCPX-D012]"

@@ -23,8 +23,8 @@ pub(crate) struct Finalize {
 unsafe impl Send for Finalize {}
 
 impl Finalize {
-    /// Calls it and waits for at most `limit`. The observer gets what it returned. After `limit` the
-    /// observer first gets [`ResultCode::InProgress`], and the thread stays with the call.
+    /// Calls it and waits for at most `limit`. The observer gets what it returned. After `limit`
+    /// the observer first gets [`ResultCode::InProgress`], and the thread stays with the call.
     ///
     /// # Safety
     /// The plugin is initialised, no comm of it is left, and its library is never unloaded.

@@ -5,8 +5,8 @@
 //!   offsets are checked when the crate is compiled.
 //! - *Loading*: [`Plugin`] finds the newest table of a shared library and drives it through one
 //!   API. The rules of the contract (one accept, same handle buffer, 16 requests, head-only test,
-//!   consumption in order, pointers that outlive the call) are kept by its types; [`bounded()`] is for
-//!   calls that may not return.
+//!   consumption in order, pointers that outlive the call) are kept by its types; [`bounded()`] is
+//!   for calls that may not return.
 //! - *The device queue*: [`UnpackQueue`] reads what a plugin received.
 //! - *Exporting*: [`export`] turns a safe trait into the C table that a host loads, and [`tuner`]
 //!   another one that says how many channels suit the network.
@@ -54,7 +54,8 @@ pub use result::{RawResult, ResultCode};
 pub use setup::{Accepting, Connecting, DeviceHandle, Handle128, ListenComm};
 pub use tables::AbiVersion;
 
-/// Locks what a panic may have left locked: whoever changes it leaves nothing half done where it can panic.
+/// Locks what a panic may have left locked: whoever changes it leaves nothing half done where it
+/// can panic.
 fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex
         .lock()

@@ -24,8 +24,8 @@ impl RateLimiter {
         }
     }
 
-    /// Decides about one line in second number `now_s` of any steady clock: `None` drops it, else so many were
-    /// dropped since the last one that passed.
+    /// Decides about one line in second number `now_s` of any steady clock: `None` drops it, else
+    /// so many were dropped since the last one that passed.
     pub(crate) fn check(&self, now_s: u64) -> Option<u64> {
         let seen = self.second.load(Ordering::Relaxed);
         // Only one thread wins the new second and resets the budget; losers see it as started.

@@ -21,9 +21,10 @@ const MAX_DEVICES: c_int = 4096;
 
 /// A loaded plugin. Clones share it.
 ///
-/// The library stays loaded for the life of the process: plugins start threads of their own. Letting go of
-/// the last share calls `finalize` (v11 and later) on a thread made for it and waits at most 5 s; the observer
-/// hears of one that has not returned by then as [`ResultCode::InProgress`].
+/// The library stays loaded for the life of the process: plugins start threads of their own.
+/// Letting go of the last share calls `finalize` (v11 and later) on a thread made for it and waits
+/// at most 5 s; the observer hears of one that has not returned by then as
+/// [`ResultCode::InProgress`].
 #[derive(Clone)]
 pub struct Plugin {
     pub(crate) inner: Arc<PluginInner>,
@@ -144,8 +145,8 @@ impl Plugin {
         Ok(properties)
     }
 
-    /// Functions that the table in use leaves out after `init`, as the C interface names them. A host may
-    /// do without each of them, else `init` has failed.
+    /// Functions that the table in use leaves out after `init`, as the C interface names them. A
+    /// host may do without each of them, else `init` has failed.
     ///
     /// # Errors
     /// The plugin was not started.
@@ -221,8 +222,8 @@ impl Drop for PluginInner {
         {
             // Nobody is left to take an error; the observer hears of it.
             let observer = self.observer.take();
-            // SAFETY: initialised; every comm holds a share of this value, so none is left; libraries are
-            // never unloaded.
+            // SAFETY: initialised; every comm holds a share of this value, so none is left;
+            // libraries are never unloaded.
             unsafe { finalize.run(observer, finalize::LONGEST) };
         }
     }

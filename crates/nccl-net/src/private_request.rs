@@ -1,11 +1,13 @@
 //! The private request of Google's plugin, read here and nowhere else.
 //!
-//! The interface promises nothing of what a request points to; this layout is that of GPUDirectTCPX 3.1.
-//! So no transfer depends on it: what a transfer needs comes from the device queue. It serves diagnosis,
-//! where the interface is silent: how many bytes of a request that does not end are missing.
+//! The interface promises nothing of what a request points to; this layout is that of GPUDirectTCPX
+//! 3.1. So no transfer depends on it: what a transfer needs comes from the device queue. It serves
+//! diagnosis, where the interface is silent: how many bytes of a request that does not end are
+//! missing.
 //!
-//! The kernel copies it, so that an address that cannot be read is an answer and no fault, and a thread of
-//! the plugin may write meanwhile. It is believed only when all of it agrees with what was posted.
+//! The kernel copies it, so that an address that cannot be read is an answer and no fault, and a
+//! thread of the plugin may write meanwhile. It is believed only when all of it agrees with what
+//! was posted.
 
 use std::ffi::{c_int, c_void};
 use std::fmt;
@@ -83,7 +85,8 @@ struct PostedRequest {
 /// What Google's plugin keeps of a request in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrivateRequest {
-    /// Bytes of the message, as far as the plugin knows; those posted, before a receive's message came.
+    /// Bytes of the message, as far as the plugin knows; those posted, before a receive's message
+    /// came.
     pub size: usize,
     /// Of these, bytes that have not moved.
     pub pending: usize,
@@ -112,8 +115,8 @@ fn read(request: NonNull<c_void>, posted: &PostedRequest) -> Option<PrivateReque
         iov_base: request.as_ptr(),
         iov_len: BYTES,
     };
-    // SAFETY: the kernel writes at most 128 bytes to our array; what it reads may be any address of this
-    // process, which it checks.
+    // SAFETY: the kernel writes at most 128 bytes to our array; what it reads may be any address of
+    // this process, which it checks.
     let copied = unsafe {
         libc::process_vm_readv(libc::getpid(), &raw const local, 1, &raw const remote, 1, 0)
     };
@@ -178,15 +181,16 @@ fn look_inside(
 }
 
 impl SendComm {
-    /// For diagnosis: what Google's plugin keeps of the oldest send in flight. `None` when there is none,
-    /// for every other plugin, and where it does not agree with what was posted.
+    /// For diagnosis: what Google's plugin keeps of the oldest send in flight. `None` when there is
+    /// none, for every other plugin, and where it does not agree with what was posted.
     pub fn look_inside_head(&self) -> Option<PrivateRequest> {
         look_inside(&self.core, &self.ring, |_| None)
     }
 }
 
 impl RecvComm {
-    /// For diagnosis: what Google's plugin keeps of the oldest receive in flight. `None` as for sends.
+    /// For diagnosis: what Google's plugin keeps of the oldest receive in flight. `None` as for
+    /// sends.
     pub fn look_inside_head(&self) -> Option<PrivateRequest> {
         let slot = |ticket: Ticket| Some(QueueSlot::of_receive(ticket.0));
         look_inside(&self.core, &self.ring, slot)

@@ -183,8 +183,8 @@ impl Properties {
         let (net_device_type, net_device_version) = self.offload.to_raw();
         let mut ptr_support = self.pointer_support.0;
         if R::SINCE < AbiVersion::V7 && self.offload != DeviceOffload::None {
-            // Such a host can ask for no device queue: a plugin that receives device memory only through one
-            // offers host memory alone.
+            // Such a host can ask for no device queue: a plugin that receives device memory only
+            // through one offers host memory alone.
             ptr_support &= PTR_HOST;
         }
         R::from_newest(&RawPropertiesV12 {

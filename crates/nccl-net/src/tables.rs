@@ -1,7 +1,8 @@
 //! The function tables ncclNet v5 to v12.
 //!
 //! Every member but `name` is a nullable function pointer, in the order of the ABI. Types that
-//! changed over time carry the version that introduced them. The rows at the end are the one list of versions.
+//! changed over time carry the version that introduced them. The rows at the end are the one list
+//! of versions.
 
 use std::ffi::{c_char, c_int, c_ulong, c_void};
 use std::fmt;
@@ -210,9 +211,9 @@ macro_rules! table {
     };
 }
 
-/// Defines what follows from a version of the ABI, for all of them: [`AbiVersion`], the table with the slot of every
-/// member checked, what a host reads of it ([`adapt`](crate::adapt)), and what a plugin exports
-/// ([`export`](crate::export)).
+/// Defines what follows from a version of the ABI, for all of them: [`AbiVersion`], the table with
+/// the slot of every member checked, what a host reads of it ([`adapt`](crate::adapt)), and what a
+/// plugin exports ([`export`](crate::export)).
 macro_rules! versions {
     ($(
         $(#[$meta:meta])*
@@ -255,7 +256,8 @@ macro_rules! versions {
             match version {
                 $(AbiVersion::$version => {
                     let table = std::ptr::with_exposed_provenance::<$table>(address);
-                    // SAFETY: forwarded. Volatile: a plugin writes to it, and may export it as such.
+                    // SAFETY: forwarded. Volatile: a plugin writes to it, and may export it as
+                    // such.
                     Box::new(unsafe { table.read_volatile() })
                 })*
             }
@@ -357,7 +359,8 @@ macro_rules! versions {
     };
 }
 
-// The forms of init, getProperties, listen, connect, accept, regMr, isend and irecv, and what else the table has.
+// The forms of init, getProperties, listen, connect, accept, regMr, isend and irecv, and what else
+// the table has.
 versions! {
     /// ncclNet v12: up to 8 devices behind one, rails and planes.
     V12 = 12: NetV12, 176 bytes {

@@ -2,15 +2,15 @@
 //!
 //! NCCL looks for a tuner in the file of the network plugin when no other is named, and takes the
 //! newest table that it knows: v4 in NCCL 2.27, v5 from 2.28 on, v6 from 2.30 on. A tuner here says
-//! how many channels a collective takes, and whether the low-latency protocols (LL, LL128) are worth
-//! it; the rest stays NCCL's choice.
+//! how many channels a collective takes, and whether the low-latency protocols (LL, LL128) are
+//! worth it; the rest stays NCCL's choice.
 //!
-//! NCCL passes its estimate of each way (algorithm and protocol) in microseconds, -1 where a
-//! way cannot be taken, and then takes the least. What a tuner writes must mean the same to each
-//! version: up to 2.30 a way is a candidate while its number is not negative, whoever wrote it; from
-//! 2.31 on the candidates are chosen before the tuner is asked, and every number that it leaves is a
-//! time, a negative one the shortest of all. So a tuner here never forbids: it makes a way dear, and
-//! never touches one that cannot be taken.
+//! NCCL passes its estimate of each way (algorithm and protocol) in microseconds, -1 where a way
+//! cannot be taken, and then takes the least. What a tuner writes must mean the same to each
+//! version: up to 2.30 a way is a candidate while its number is not negative, whoever wrote it;
+//! from 2.31 on the candidates are chosen before the tuner is asked, and every number that it
+//! leaves is a time, a negative one the shortest of all. So a tuner here never forbids: it makes a
+//! way dear, and never touches one that cannot be taken.
 
 #[cfg(test)]
 mod selection;
@@ -46,18 +46,20 @@ pub struct Choice {
     pub low_latency_128: bool,
 }
 
-/// Kinds of collectives: broadcast, reduce, all-gather, reduce-scatter, all-reduce. Higher numbers are sends and receives.
+/// Kinds of collectives: broadcast, reduce, all-gather, reduce-scatter, all-reduce. Higher numbers
+/// are sends and receives.
 const COLLECTIVES: c_int = 5;
-/// Cost in microseconds of a way that is not wanted: more than any that is, and less than what NCCL begins its
-/// search with, [`f32::MAX`]. NCCL up to 2.27 begins with an hour, and does not see such a way at all.
+/// Cost in microseconds of a way that is not wanted: more than any that is, and less than what NCCL
+/// begins its search with, [`f32::MAX`]. NCCL up to 2.27 begins with an hour, and does not see such
+/// a way at all.
 const DEAR: f32 = 1e30;
 /// Protocols in a row of a table of costs: LL, LL128 and Simple, in NCCL's order.
 const PROTOCOLS: usize = 3;
 /// More rows than NCCL has algorithms would be another table.
 const MAX_ALGORITHMS: c_int = 64;
 
-/// Makes the ways of unwanted protocols dear. Ways that cannot be taken stay so; where there are none but
-/// unwanted ones, all stay as they are.
+/// Makes the ways of unwanted protocols dear. Ways that cannot be taken stay so; where there are
+/// none but unwanted ones, all stay as they are.
 fn make_dear(costs: &mut [[f32; PROTOCOLS]], is_wanted: [bool; PROTOCOLS]) {
     let is_way = |cost: f32| cost >= 0.0;
     let mut ways = costs.iter().flat_map(|row| row.iter().zip(is_wanted));
@@ -243,8 +245,8 @@ unsafe extern "C" fn get_info_v3<T: Tuner>(
             && !costs.is_null()
             && usize::try_from(protocols) == Ok(PROTOCOLS)
         {
-            // SAFETY: NCCL passes its table under this type: a row of one number for each protocol for each
-            // algorithm, which nobody else touches during the call.
+            // SAFETY: NCCL passes its table under this type: a row of one number for each protocol
+            // for each algorithm, which nobody else touches during the call.
             let costs = unsafe { std::slice::from_raw_parts_mut(costs.cast(), rows) };
             make_dear(costs, [choice.low_latency, choice.low_latency_128, true]);
         }
@@ -332,8 +334,8 @@ mod tests {
 
     type Ask<'a> = &'a dyn Fn(c_int, usize, *mut *mut f32, c_int, *mut c_int) -> RawResult;
 
-    /// A table as NCCL passes it for many bytes, with ways that cannot be taken; what is left of it, with the
-    /// result and the channels.
+    /// A table as NCCL passes it for many bytes, with ways that cannot be taken; what is left of
+    /// it, with the result and the channels.
     fn ask_tuner(ask: Ask<'_>, collective: c_int, bytes: usize) -> (i32, i32, Costs) {
         let (mut channels, mut left) = (-1, usual_costs(64 << 20));
         let rc = ask(
@@ -357,7 +359,8 @@ mod tests {
                 let rc = unsafe { (table.init)($($before(place),)* 8, nodes, None $(, $after(place))*) };
                 assert_eq!(rc, 0);
                 check(&|collective, bytes, costs, protocols, channels| {
-                    // SAFETY: a context of this table, a table of costs and an out pointer of the caller.
+                    // SAFETY: a context of this table, a table of costs and an out pointer of the
+                    // caller.
                     unsafe {
                         (table.get_coll_info)(
                             context, collective, bytes, 1, costs, 7, protocols $(, $registered)*, channels,
@@ -397,7 +400,8 @@ mod tests {
                 for selection in Selection::ALL {
                     assert_eq!(selection.choose(&offered, &left), simple_ring);
                 }
-                // Also where LL seems quickest, as NCCL takes it to be over what it holds for a fast network.
+                // Also where LL seems quickest, as NCCL takes it to be over what it holds for a
+                // fast network.
                 let mut quick = usual_costs(8);
                 let offered = quick;
                 assert_eq!(table(4, bytes, quick.as_mut_ptr().cast(), 3, &mut 0), 0);
@@ -439,7 +443,8 @@ mod tests {
     #[test]
     fn a_panic_in_a_tuner_leaves_the_choice_to_nccl() {
         let untouched = usual_costs(64 << 20);
-        // Within a host the tuner does not start; numbers above the collectives are sends and receives.
+        // Within a host the tuner does not start; numbers above the collectives are sends and
+        // receives.
         with_each_table(1, |table| {
             assert_eq!(ask_tuner(table, 4, 101), (0, -1, untouched));
         });

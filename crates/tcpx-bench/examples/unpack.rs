@@ -28,7 +28,8 @@ const LIMIT: Duration = Duration::from_secs(20);
 const BUDGET: Duration = Duration::from_millis(60);
 const CALLS: usize = 200;
 
-/// Name, bytes, bytes of a fragment, whether the pool is pinned host memory. One fragment is one copy.
+/// Name, bytes, bytes of a fragment, whether the pool is pinned host memory. One fragment is one
+/// copy.
 const CASES: [(&str, usize, usize, bool); 10] = [
     ("1 B, GPU", 1, 1, false),
     ("4 MiB in 4 KiB, GPU", 4 << 20, 4 << 10, false),
@@ -72,7 +73,8 @@ fn main() -> Result<()> {
         let sets: Vec<Set> = (0..SETS)
             .map(|set| make(&gpu, set, bytes, fragment, pinned))
             .collect::<Result<_>>()?;
-        // A copy for each of thousands of fragments takes milliseconds, and only shows that it does.
+        // A copy for each of thousands of fragments takes milliseconds, and only shows that it
+        // does.
         let ways = WAYS
             .iter()
             .filter(|(way, _)| *way != UnpackMethod::Host || bytes < ROOM);

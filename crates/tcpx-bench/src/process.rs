@@ -1,5 +1,5 @@
-//! Processes that are watched, and those that measure on command, a line of JSON for each case and one for its answer: the
-//! driver of a commit, or whoever is measured beside tcpx.
+//! Processes that are watched, and those that measure on command, a line of JSON for each case and
+//! one for its answer: the driver of a commit, or whoever is measured beside tcpx.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
@@ -163,7 +163,8 @@ impl Process {
         self.from.next_line(limit)
     }
 
-    /// Has it measure a case. It is killed if it does not answer: what it would say later is of another case.
+    /// Has it measure a case. It is killed if it does not answer: what it would say later is of
+    /// another case.
     ///
     /// # Errors
     /// Its own, or why there is no answer.

@@ -1,5 +1,5 @@
-//! One report: figures in the form of `benchmarks/*.json` (described for people in `benchmarks/README.md`), and their
-//! table.
+//! One report: figures in the form of `benchmarks/*.json` (described for people in
+//! `benchmarks/README.md`), and their table.
 
 use std::process::Command;
 
@@ -109,8 +109,8 @@ impl Subject {
         rows.iter().try_for_each(Row::check)
     }
 
-    /// One subject out of repeated runs: a row that several have is the spread over their medians. Everything else is
-    /// said once, the first in front.
+    /// One subject out of repeated runs: a row that several have is the spread over their medians.
+    /// Everything else is said once, the first in front.
     pub fn merge(subjects: Vec<Self>) -> Option<Self> {
         let mut all = subjects.into_iter();
         let mut merged = all.next()?;

@@ -17,7 +17,8 @@ pub fn median(samples: &[f64]) -> f64 {
     }
 }
 
-/// The smallest sample that so many percent do not exceed; none of so few that it would be the largest.
+/// The smallest sample that so many percent do not exceed; none of so few that it would be the
+/// largest.
 pub fn percentile(samples: &[f64], percent: usize) -> Option<f64> {
     let mut sorted = samples.to_vec();
     sorted.sort_by(f64::total_cmp);

@@ -71,9 +71,9 @@ typedef struct tcpx_queue tcpx_queue;
 #define TCPX_VERSION_PATCH 0
 
 /**
- * Number of the binary interface, which the library's file name ends with (libtcpx.so.0). New calls
- * and new names for reserved fields leave it as it is; anything that a compiled program could notice
- * changes it.
+ * Number of the binary interface, which the library's file name ends with (libtcpx.so.0). New
+ * calls and new names for reserved fields leave it as it is; anything that a compiled program
+ * could notice changes it.
  */
 #define TCPX_ABI 0
 
@@ -153,7 +153,8 @@ typedef struct tcpx_queue tcpx_queue;
 #define TCPX_ERR_ARGUMENT (-32)
 
 /**
- * A handle that libtcpx did not give out, of another kind, or one that has ended; nothing was done.
+ * A handle that libtcpx did not give out, of another kind, or one that has ended; nothing was
+ * done.
  */
 #define TCPX_ERR_HANDLE (-33)
 
@@ -213,8 +214,8 @@ typedef struct tcpx_queue tcpx_queue;
 #define TCPX_LEVEL_VERIFIED 2
 
 /**
- * CUDA work that comes first: all of the context's default streams. The default. TCPX_ERR_MEMORY while a stream that
- * synchronises with them is being captured as a graph; the capture goes on.
+ * CUDA work that comes first: all of the context's default streams. The default. TCPX_ERR_MEMORY
+ * while a stream that synchronises with them is being captured as a graph; the capture goes on.
  */
 #define TCPX_AFTER_DEFAULT_STREAMS 0
 
@@ -224,13 +225,14 @@ typedef struct tcpx_queue tcpx_queue;
 #define TCPX_AFTER_NOTHING 1
 
 /**
- * What was submitted so far to the CUstream in `stream`. TCPX_ERR_MEMORY while that is being captured as a graph; the
- * capture goes on.
+ * What was submitted so far to the CUstream in `stream`. TCPX_ERR_MEMORY while that is being
+ * captured as a graph; the capture goes on.
  */
 #define TCPX_AFTER_STREAM 2
 
 /**
- * The CUevent in `stream`, which was recorded outside of a capture and stays until the transfer has ended.
+ * The CUevent in `stream`, which was recorded outside of a capture and stays until the transfer
+ * has ended.
  */
 #define TCPX_AFTER_EVENT 3
 
@@ -240,13 +242,14 @@ typedef struct tcpx_queue tcpx_queue;
 #define TCPX_PROGRESS_BACKGROUND 0
 
 /**
- * Progress by the program alone: while it waits, tests, or calls tcpx_connection_progress. Without that nothing
- * arrives, but the connection stays. Not over plugins.
+ * Progress by the program alone: while it waits, tests, or calls tcpx_connection_progress. Without
+ * that nothing arrives, but the connection stays. Not over plugins.
  */
 #define TCPX_PROGRESS_MANUAL 1
 
 /**
- * As the variable TCPX_LOCAL says; without it, where both processes are one user's and payload is not encrypted.
+ * As the variable TCPX_LOCAL says; without it, where both processes are one user's and payload is
+ * not encrypted.
  */
 #define TCPX_LOCAL_DEFAULT 0
 
@@ -306,8 +309,9 @@ typedef struct tcpx_queue tcpx_queue;
 #define TCPX_DELIVERED_UNKNOWN 4
 
 /**
- * What this side takes of its peer at a time, each at most 2^20; 0: the default, which is many. The peer keeps the rest,
- * and begins that as others end: nothing fails for it, but a batch of more pieces than fit at all.
+ * What this side takes of its peer at a time, each at most 2^20; 0: the default, which is many.
+ * The peer keeps the rest, and begins that as others end: nothing fails for it, but a batch of
+ * more pieces than fit at all.
  */
 typedef struct tcpx_limits {
     /**
@@ -349,8 +353,8 @@ typedef struct tcpx_limits {
  */
 typedef struct tcpx_options {
     /**
-     * The pre-shared key, as tcpx_endpoint_key and tcpx_key_generate give it. NULL: an endpoint makes
-     * one; a connection needs one unless `insecure`.
+     * The pre-shared key, as tcpx_endpoint_key and tcpx_key_generate give it. NULL: an endpoint
+     * makes one; a connection needs one unless `insecure`.
      */
     const char *key;
     /**
@@ -358,7 +362,8 @@ typedef struct tcpx_options {
      */
     int insecure;
     /**
-     * Not 0: payload is encrypted, which both sides must ask for; control always is where there is a key.
+     * Not 0: payload is encrypted, which both sides must ask for; control always is where there is
+     * a key.
      */
     int encrypt;
     /**
@@ -382,7 +387,7 @@ typedef struct tcpx_options {
      */
     uint32_t timeout_ms;
     /**
-     * Milliseconds that a transfer may stand still, a receive that waits for its send included;
+     * Milliseconds that a transfer may stall, a receive that waits for its send included;
      * 0: `timeout_ms` if that is set, else 30 s.
      */
     uint32_t stall_ms;
@@ -403,8 +408,9 @@ typedef struct tcpx_options {
      */
     int local;
     /**
-     * In place of `key`: a file that holds it. For an endpoint also a folder with a key for each client, as
-     * `tcpx key FOLDER NAME` makes it; tcpx_connection_client names who came. NULL: none.
+     * In place of `key`: a file that holds it. For an endpoint also a folder with a key for each
+     * client, as `tcpx key FOLDER NAME` makes it; tcpx_connection_client names who came. NULL:
+     * none.
      */
     const char *key_file;
     /**
@@ -493,12 +499,13 @@ typedef struct tcpx_transfer_options {
      */
     uint32_t timeout_ms;
     /**
-     * Most milliseconds without progress; 0: `timeout_ms` if that is set, else as the connection was
-     * opened with.
+     * Most milliseconds without progress; 0: `timeout_ms` if that is set, else as the connection
+     * was opened with.
      */
     uint32_t stall_ms;
     /**
-     * Put, get, batch: bytes for the peer's tcpx_notification once everything is in place. NULL: none.
+     * Put, get, batch: bytes for the peer's tcpx_notification once everything is in place. NULL:
+     * none.
      */
     const void *notification;
     /**
@@ -657,15 +664,13 @@ const char *tcpx_error_check(void);
 int tcpx_error_delivered(uint64_t *bytes);
 
 /**
- * Makes a key, at most TCPX_KEY_MAX bytes with the NUL. For programs that hand a key to both sides; an
- * endpoint without one makes its own.
+ * Makes a key, at most TCPX_KEY_MAX bytes with the NUL. For programs that hand a key to both
+ * sides; an endpoint without one makes its own.
  *
  * The caller's part:
  * `buffer` is NULL or has `room` bytes; `needed_bytes` is NULL or can be written.
  */
-int tcpx_key_generate(char *buffer,
-                      size_t room,
-                      size_t *needed_bytes);
+int tcpx_key_generate(char *buffer, size_t room, size_t *needed_bytes);
 
 /**
  * Listens at `address`, "HOST:PORT"; port 0 takes a free one. `options` may be NULL.
@@ -673,7 +678,8 @@ int tcpx_key_generate(char *buffer,
  * Keep the endpoint as long as the connections that it accepted: lanes that died come back to it.
  *
  * The caller's part:
- * `address` is NULL or a string; `options` is NULL or filled; `endpoint` is NULL or can be written.
+ * `address` is NULL or a string; `options` is NULL or filled; `endpoint` is NULL or can be
+ * written.
  */
 int tcpx_endpoint_listen(const char *address,
                          const struct tcpx_options *options,
@@ -688,22 +694,20 @@ int tcpx_endpoint_listen(const char *address,
 int tcpx_endpoint_address(tcpx_endpoint *endpoint, char *buffer, size_t room, size_t *needed_bytes);
 
 /**
- * The client's key: what the connecting side puts into tcpx_options.key, at most TCPX_KEY_MAX bytes with
- * the NUL. Whoever reads it can connect, and cannot listen with it. "" for an endpoint without a key.
+ * The client's key: what the connecting side puts into tcpx_options.key, at most TCPX_KEY_MAX
+ * bytes with the NUL. Whoever reads it can connect, and cannot listen with it. "" for an endpoint
+ * without a key.
  *
  * The caller's part:
  * `buffer` is NULL or has `room` bytes; `needed_bytes` is NULL or can be written.
  */
-int tcpx_endpoint_key(tcpx_endpoint *endpoint,
-                      char *buffer,
-                      size_t room,
-                      size_t *needed_bytes);
+int tcpx_endpoint_key(tcpx_endpoint *endpoint, char *buffer, size_t room, size_t *needed_bytes);
 
 /**
- * Waits for the next connection with a peer; TCPX_AGAIN when there is none within `timeout_ms`. What is being set up
- * then is for the next call.
- * Peers that cannot prove themselves are turned away and do not end the wait. Any error but
- * TCPX_ERR_HANDLE is about one peer: call it again. tcpx_endpoint_close ends a wait.
+ * Waits for the next connection with a peer; TCPX_AGAIN when there is none within `timeout_ms`.
+ * What is being set up then is for the next call. Peers that cannot prove themselves are turned
+ * away and do not end the wait. Any error but TCPX_ERR_HANDLE is about one peer: call it again.
+ * tcpx_endpoint_close ends a wait.
  *
  * The caller's part:
  * `connection` is NULL or can be written.
@@ -713,12 +717,12 @@ int tcpx_endpoint_accept(tcpx_endpoint *endpoint,
                          tcpx_connection **connection);
 
 /**
- * How many were turned away until now, in `*count`: with another key or without one, strangers, lanes
- * that nobody expected. And who was the last one, and why, in one line; "" without one.
+ * How many were turned away until now, in `*count`: with another key or without one, strangers,
+ * lanes that nobody expected. And who was the last one, and why, in one line; "" without one.
  *
  * The caller's part:
- * `count` is NULL or can be written; `buffer` is NULL or has `room` bytes; `needed_bytes` is NULL or
- * can be written.
+ * `count` is NULL or can be written; `buffer` is NULL or has `room` bytes; `needed_bytes` is NULL
+ * or can be written.
  */
 int tcpx_endpoint_refusals(tcpx_endpoint *endpoint,
                            uint64_t *count,
@@ -748,7 +752,8 @@ int tcpx_endpoint_close(tcpx_endpoint *endpoint);
  * again.
  *
  * The caller's part:
- * `address` is NULL or a string; `options` is NULL or filled; `connection` is NULL or can be written.
+ * `address` is NULL or a string; `options` is NULL or filled; `connection` is NULL or can be
+ * written.
  */
 int tcpx_connect(const char *address,
                  const struct tcpx_options *options,
@@ -809,31 +814,30 @@ int tcpx_connection_status(tcpx_connection *connection,
 int tcpx_connection_statistics(tcpx_connection *connection, struct tcpx_statistics *statistics);
 
 /**
- * Makes all the progress that can be made now, without waiting, and says in `*more` whether there may be more to do at
- * once (1 or 0). For connections with TCPX_PROGRESS_MANUAL; others need it not.
+ * Makes all the progress that can be made now, without waiting, and says in `*more` whether there
+ * may be more to do at once (1 or 0). For connections with TCPX_PROGRESS_MANUAL; others need it
+ * not.
  *
  * The caller's part:
  * `more` is NULL or can be written.
  */
-int tcpx_connection_progress(tcpx_connection *connection,
-                             int *more);
+int tcpx_connection_progress(tcpx_connection *connection, int *more);
 
 /**
- * A descriptor that is readable while tcpx_connection_progress finds something to do, for poll and epoll: make
- * progress until there is no more, then wait. It is the connection's: neither read nor close it. Connections with
- * TCPX_PROGRESS_MANUAL have one, until they end.
+ * A descriptor that is readable while tcpx_connection_progress finds something to do, for poll and
+ * epoll: make progress until there is no more, then wait. It is the connection's: neither read nor
+ * close it. Connections with TCPX_PROGRESS_MANUAL have one, until they end.
  *
  * The caller's part:
  * `descriptor` is NULL or can be written.
  */
-int tcpx_connection_progress_descriptor(tcpx_connection *connection,
-                                        int *descriptor);
+int tcpx_connection_progress_descriptor(tcpx_connection *connection, int *descriptor);
 
 /**
- * The peer's next notification, in the order in which they were completed: up to `room` bytes of it
- * at `buffer`, and how many it has in `*bytes`. TCPX_AGAIN when there is none within `timeout_ms`.
- * With too little room it is TCPX_ERR_ARGUMENT, and the notification stays the next one;
- * TCPX_NOTIFICATION_MAX bytes are always enough.
+ * The peer's next notification, in the order in which they were completed: up to `room` bytes of
+ * it at `buffer`, and how many it has in `*bytes`. TCPX_AGAIN when there is none within
+ * `timeout_ms`. With too little room it is TCPX_ERR_ARGUMENT, and the notification stays the next
+ * one; TCPX_NOTIFICATION_MAX bytes are always enough.
  *
  * The caller's part:
  * `buffer` is NULL or has `room` bytes; `bytes` is NULL or can be written.
@@ -845,12 +849,12 @@ int tcpx_notification(tcpx_connection *connection,
                       size_t *bytes);
 
 /**
- * Closes a connection: running transfers are finished first, as long as that takes within `timeout_ms`, and the peer
- * says goodbye too. Returns when both sides are done. What is left after `timeout_ms` ends then. 0 leaves all that to
- * the library, which takes five seconds at most, and always succeeds.
+ * Closes a connection: running transfers are finished first, as long as that takes within
+ * `timeout_ms`, and the peer says goodbye too. Returns when both sides are done. What is left
+ * after `timeout_ms` ends then. 0 leaves all that to the library, which takes five seconds at
+ * most, and always succeeds.
  */
-int tcpx_connection_close(tcpx_connection *connection,
-                          uint32_t timeout_ms);
+int tcpx_connection_close(tcpx_connection *connection, uint32_t timeout_ms);
 
 /**
  * Allocates `bytes` bytes of host memory, page-aligned and all zero.
@@ -870,18 +874,19 @@ int tcpx_region_cuda(uint32_t device, size_t bytes, tcpx_region **region);
 
 /**
  * Makes a region of `bytes` bytes at `data` that the program has allocated: host memory
- * (TCPX_MEMORY_HOST, `device` is ignored), or memory of a CUDA device (TCPX_MEMORY_CUDA), managed memory and memory
- * that is mapped in parts among it. Pinned host memory is host memory. TCPX_ERR_MEMORY if that is not so: the driver
- * is asked, and of host memory the kernel.
+ * (TCPX_MEMORY_HOST, `device` is ignored), or memory of a CUDA device (TCPX_MEMORY_CUDA), managed
+ * memory and memory that is mapped in parts among it. Pinned host memory is host memory.
+ * TCPX_ERR_MEMORY if that is not so: the driver is asked, and of host memory the kernel.
  *
- * `release` is called with `user`, once, when nothing of the library points at the memory any more:
- * after tcpx_region_release, and after every transfer and window there has ended. It is called on a
- * thread of the library that holds no lock, so it may call this library. NULL: the memory stays for
- * ever. If this call fails, `release` is not called.
+ * `release` is called with `user`, once, when nothing of the library points at the memory any
+ * more: after tcpx_region_release, and after every transfer and window there has ended. It is
+ * called on a thread of the library that holds no lock, so it may call this library. NULL: the
+ * memory stays for ever. If this call fails, `release` is not called.
  *
  * The caller's part:
- * The memory can be read and written until `release` is called, nobody frees it before, and no other
- * region covers it. `region` is NULL or can be written. `release` may be called on any thread.
+ * The memory can be read and written until `release` is called, nobody frees it before, and no
+ * other region covers it. `region` is NULL or can be written. `release` may be called on any
+ * thread.
  */
 int tcpx_region_wrap(void *data,
                      size_t bytes,
@@ -893,30 +898,26 @@ int tcpx_region_wrap(void *data,
 
 /**
  * Where a region lies, and its length: an address of this process for host memory, else of the
- * device. Each may be NULL. The program may use the memory through it whenever no transfer does, and
- * as long as the region is not released.
+ * device. Each may be NULL. The program may use the memory through it whenever no transfer does,
+ * and as long as the region is not released.
  *
  * The caller's part:
  * `address` and `bytes` are NULL or can be written.
  */
-int tcpx_region_address(tcpx_region *region,
-                        void **address,
-                        size_t *bytes);
+int tcpx_region_address(tcpx_region *region, void **address, size_t *bytes);
 
 /**
- * Copies `bytes` bytes at `source` into the region from `offset` on. TCPX_ERR_MEMORY while a transfer
- * uses these bytes. For CUDA memory it waits for the work on the default streams.
+ * Copies `bytes` bytes at `source` into the region from `offset` on. TCPX_ERR_MEMORY while a
+ * transfer uses these bytes. For CUDA memory it waits for the work on the default streams.
  *
  * The caller's part:
  * The source can be read.
  */
-int tcpx_region_write(tcpx_region *region,
-                      size_t offset,
-                      const void *source,
-                      size_t bytes);
+int tcpx_region_write(tcpx_region *region, size_t offset, const void *source, size_t bytes);
 
 /**
- * Copies `bytes` bytes from the region's `offset` to `destination`; otherwise as tcpx_region_write.
+ * Copies `bytes` bytes from the region's `offset` to `destination`; otherwise as
+ * tcpx_region_write.
  *
  * The caller's part:
  * The destination can be written.
@@ -929,8 +930,8 @@ int tcpx_region_read(tcpx_region *region, size_t offset, void *destination, size
 int tcpx_region_release(tcpx_region *region);
 
 /**
- * Starts a send of `bytes` bytes from `offset` of a region; it meets the peer's receives of the same
- * tag in the order of both. Returns at once. `options` may be NULL.
+ * Starts a send of `bytes` bytes from `offset` of a region; it meets the peer's receives of the
+ * same tag in the order of both. Returns at once. `options` may be NULL.
  *
  * Until the transfer has ended nobody may write these bytes.
  *
@@ -949,8 +950,8 @@ int tcpx_send(tcpx_connection *connection,
  * Starts a receive into `bytes` bytes from `offset` of a region, at least as many as the matching
  * send has: the report says how many came. Returns at once. `options` may be NULL.
  *
- * Until the transfer has ended nobody may touch these bytes. A receive fails after 30 s without its
- * send, unless `stall_ms` or `timeout_ms` says otherwise.
+ * Until the transfer has ended nobody may touch these bytes. A receive fails after 30 s without
+ * its send, unless `stall_ms` or `timeout_ms` says otherwise.
  *
  * The caller's part:
  * `options` is NULL or filled; `transfer` is NULL or can be written.
@@ -982,8 +983,8 @@ int tcpx_put(tcpx_connection *connection,
              tcpx_transfer **transfer);
 
 /**
- * Starts a read of `bytes` bytes from the peer's window, from `window_offset` on, into a region from
- * `offset` on. Otherwise as tcpx_put.
+ * Starts a read of `bytes` bytes from the peer's window, from `window_offset` on, into a region
+ * from `offset` on. Otherwise as tcpx_put.
  *
  * The caller's part:
  * As for tcpx_put.
@@ -1025,15 +1026,13 @@ int tcpx_notify(tcpx_connection *connection,
                 tcpx_transfer **transfer);
 
 /**
- * Whether a transfer has ended: 1 in `*done` if so. Never blocks. An error means that the transfer has
- * failed with it. `report` may be NULL; it is filled when the transfer has succeeded.
+ * Whether a transfer has ended: 1 in `*done` if so. Never blocks. An error means that the transfer
+ * has failed with it. `report` may be NULL; it is filled when the transfer has succeeded.
  *
  * The caller's part:
  * `done` and `report` are NULL or can be written.
  */
-int tcpx_transfer_test(tcpx_transfer *transfer,
-                       int *done,
-                       struct tcpx_report *report);
+int tcpx_transfer_test(tcpx_transfer *transfer, int *done, struct tcpx_report *report);
 
 /**
  * Waits for the end of a transfer, at most `timeout_ms`: TCPX_AGAIN when it still runs then. With
@@ -1046,9 +1045,9 @@ int tcpx_transfer_test(tcpx_transfer *transfer,
 int tcpx_transfer_wait(tcpx_transfer *transfer, uint32_t timeout_ms, struct tcpx_report *report);
 
 /**
- * Waits until one of `count` transfers has ended, at most `timeout_ms`, and says in `*index` which;
- * how it ended is for tcpx_transfer_wait. NULLs are passed over, so set a transfer to NULL when you
- * have released it. For hundreds a queue is faster.
+ * Waits until one of `count` transfers has ended, at most `timeout_ms`, and says in `*index`
+ * which; how it ended is for tcpx_transfer_wait. NULLs are passed over, so set a transfer to NULL
+ * when you have released it. For hundreds a queue is faster.
  *
  * The caller's part:
  * `transfers` has `count` elements; `index` is NULL or can be written.
@@ -1059,17 +1058,15 @@ int tcpx_transfer_wait_any(tcpx_transfer *const *transfers,
                            size_t *index);
 
 /**
- * Has a queue told of the end of a transfer, under `key`: at once if it has ended. The handle stays;
- * released now, the transfer runs on, and only its completion tells how it ended. Once for each
- * transfer.
+ * Has a queue told of the end of a transfer, under `key`: at once if it has ended. The handle
+ * stays; released now, the transfer runs on, and only its completion tells how it ended. Once for
+ * each transfer.
  */
-int tcpx_transfer_queue(tcpx_transfer *transfer,
-                        tcpx_queue *queue,
-                        uint64_t key);
+int tcpx_transfer_queue(tcpx_transfer *transfer, tcpx_queue *queue, uint64_t key);
 
 /**
- * Asks for an early end. The transfer still ends once: with TCPX_ERR_CANCELLED, or as it would have if
- * that came first.
+ * Asks for an early end. The transfer still ends once: with TCPX_ERR_CANCELLED, or as it would
+ * have if that came first.
  */
 int tcpx_transfer_cancel(tcpx_transfer *transfer);
 
@@ -1082,8 +1079,8 @@ int tcpx_transfer_cancel(tcpx_transfer *transfer);
 int tcpx_transfer_progress(tcpx_transfer *transfer, uint64_t *bytes_done, uint64_t *bytes_total);
 
 /**
- * Ends the handle. A transfer that runs is cancelled, unless it reports to a queue; its memory stays
- * in use until nothing points at it.
+ * Ends the handle. A transfer that runs is cancelled, unless it reports to a queue; its memory
+ * stays in use until nothing points at it.
  */
 int tcpx_transfer_release(tcpx_transfer *transfer);
 
@@ -1096,19 +1093,18 @@ int tcpx_transfer_release(tcpx_transfer *transfer);
 int tcpx_queue_new(tcpx_queue **queue);
 
 /**
- * A descriptor that is readable while completions wait in the queue, for poll() and epoll. It belongs
- * to the queue: do not read or close it.
+ * A descriptor that is readable while completions wait in the queue, for poll() and epoll. It
+ * belongs to the queue: do not read or close it.
  *
  * The caller's part:
  * `descriptor` is NULL or can be written.
  */
-int tcpx_queue_descriptor(tcpx_queue *queue,
-                          int *descriptor);
+int tcpx_queue_descriptor(tcpx_queue *queue, int *descriptor);
 
 /**
- * Takes at most `room` completions, oldest first, and says in `*count` how many. Without one it waits
- * at most `timeout_ms`; then `*count` is 0, which is no error. The text of a failure is that of
- * tcpx_transfer_wait on the transfer, if its handle was kept.
+ * Takes at most `room` completions, oldest first, and says in `*count` how many. Without one it
+ * waits at most `timeout_ms`; then `*count` is 0, which is no error. The text of a failure is that
+ * of tcpx_transfer_wait on the transfer, if its handle was kept.
  *
  * The caller's part:
  * `entries` has `room` elements; `count` is NULL or can be written.
@@ -1127,11 +1123,11 @@ int tcpx_queue_close(tcpx_queue *queue);
 
 /**
  * Opens `bytes` bytes from `offset` of a region to the connection's peer, which may do there what
- * `rights` say: TCPX_RIGHT_GET, TCPX_RIGHT_PUT or both. The memory is in use only while a put or get
- * of the peer touches it.
+ * `rights` say: TCPX_RIGHT_GET, TCPX_RIGHT_PUT or both. The memory is in use only while a put or
+ * get of the peer touches it.
  *
- * CUDA memory is outside of every stream's order here: have your work on it ended before you tell the
- * peer to begin.
+ * CUDA memory is outside of every stream's order here: have your work on it ended before you tell
+ * the peer to begin.
  *
  * The caller's part:
  * `window` is NULL or can be written.
@@ -1144,24 +1140,20 @@ int tcpx_expose(tcpx_connection *connection,
                 tcpx_window **window);
 
 /**
- * What lets the peer in: `*bytes` bytes at `buffer`, at most TCPX_WINDOW_KEY_MAX. Carry them over by
- * any means, such as a message; whoever holds them and this connection may use the window.
+ * What lets the peer in: `*bytes` bytes at `buffer`, at most TCPX_WINDOW_KEY_MAX. Carry them over
+ * by any means, such as a message; whoever holds them and this connection may use the window.
  *
  * The caller's part:
  * `buffer` is NULL or has `room` bytes; `bytes` is NULL or can be written.
  */
-int tcpx_window_key(tcpx_window *window,
-                    void *buffer,
-                    size_t room,
-                    size_t *bytes);
+int tcpx_window_key(tcpx_window *window, void *buffer, size_t room, size_t *bytes);
 
 /**
- * Closes a window and ends its handle: the peer starts nothing there any more, and what it has under
- * way ends early. Returns when nothing of the peer points at the memory; TCPX_ERR_TIMED_OUT when that
- * is not so within `timeout_ms`, and the window is closed all the same.
+ * Closes a window and ends its handle: the peer starts nothing there any more, and what it has
+ * under way ends early. Returns when nothing of the peer points at the memory; TCPX_ERR_TIMED_OUT
+ * when that is not so within `timeout_ms`, and the window is closed all the same.
  */
-int tcpx_window_revoke(tcpx_window *window,
-                       uint32_t timeout_ms);
+int tcpx_window_revoke(tcpx_window *window, uint32_t timeout_ms);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -335,10 +335,10 @@ int tcpx_get_properties(int dev, struct tcpx_net_properties *props);
 int tcpx_listen(int dev, void *handle, tcpx_listen_comm **listen_comm);
 
 /**
- * Connects to a peer that listens, and gives a comm: one call is enough, before the peer accepts or
- * after. A plugin that needs longer than a moment goes on connecting while this program accepts
- * and registers memory: tcpx_reg_mr waits for it, and returns its error if there is one. NCCL polls
- * connects without an end; here each wait has one.
+ * Connects to a peer that listens, and gives a comm: one call is enough, before the peer accepts
+ * or after. A plugin that needs longer than a moment goes on connecting while this program accepts
+ * and registers memory: tcpx_reg_mr waits for it, and returns its error if there is one. NCCL
+ * polls connects without an end; here each wait has one.
  *
  * Closing the comm gives a connect up that is not done. Plugins have no call for that: what they
  * hold for the attempt stays with them.
@@ -370,16 +370,16 @@ int tcpx_accept_v5(tcpx_listen_comm *listen_comm,
  * Closes a send comm: its requests and registrations end with it, done or not. The peer may not
  * have received what is in flight, nor what is done; ask it before you close.
  *
- * A plugin that does not come back from it is waited for 5 seconds, then TCPX_TIMEOUT: the comm can
- * only be closed any more, the memory registered on it must stay, and this call waits again. The
- * same holds for the other closes.
+ * A plugin that does not come back from it is waited for 5 seconds, then TCPX_TIMEOUT: the comm
+ * can only be closed any more, the memory registered on it must stay, and this call waits again.
+ * The same holds for the other closes.
  */
 int tcpx_close_send(tcpx_send_comm *send_comm);
 
 /**
  * Closes a receive comm: its requests, registrations, descriptors and its pool end with it.
- * Whatever unpacks on a GPU must have ended. Plugins take no memory back from a comm that is closed
- * with requests in flight: what they hold for its registrations then stays with them.
+ * Whatever unpacks on a GPU must have ended. Plugins take no memory back from a comm that is
+ * closed with requests in flight: what they hold for its registrations then stays with them.
  *
  * The caller's part:
  * Nobody uses the comm's pool, descriptors or device handle any more.
@@ -412,10 +412,10 @@ int tcpx_reg_mr(void *comm, void *data, size_t size, int type, tcpx_memory **mha
 int tcpx_dereg_mr(void *comm, tcpx_memory *mhandle);
 
 /**
- * Sends `size` bytes at `data`, which lie in `mhandle`'s memory. The peer's receives take sends
- * in the order of posting; `tag` is for logs. TCPX_SUCCESS with NULL in `*request` means no room
- * now: 16 requests are in flight or done and not yet tested; test the oldest, then post again. What
- * the plugin does not take yet is posted by the tests of the comm's requests, in order.
+ * Sends `size` bytes at `data`, which lie in `mhandle`'s memory. The peer's receives take sends in
+ * the order of posting; `tag` is for logs. TCPX_SUCCESS with NULL in `*request` means no room now:
+ * 16 requests are in flight or done and not yet tested; test the oldest, then post again. What the
+ * plugin does not take yet is posted by the tests of the comm's requests, in order.
  *
  * The caller's part:
  * `request` is NULL or can be written. The bytes are not written until the request is done.

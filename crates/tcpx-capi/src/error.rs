@@ -128,7 +128,8 @@ pub(crate) fn with_last<T>(read: impl FnOnce(&Last) -> T) -> Option<T> {
     LAST.try_with(|last| read(&last.borrow())).ok()
 }
 
-/// The text of the calling thread's last failure; "" if none failed. Valid until the next failure on this thread.
+/// The text of the calling thread's last failure; "" if none failed. Valid until the next failure
+/// on this thread.
 pub(crate) fn last_text() -> *const c_char {
     with_last(|last| last.text.as_ptr()).unwrap_or(c"".as_ptr())
 }

@@ -47,7 +47,8 @@ pub(crate) enum Kind {
     Queue = 11,
 }
 
-/// Each kind, what messages call it, and how such a handle ends; in the order of the kinds' numbers.
+/// Each kind, what messages call it, and how such a handle ends; in the order of the kinds'
+/// numbers.
 const KINDS: [(Kind, &str, &str); 11] = [
     (Kind::Listen, "a listen comm", "tcpx_close_listen"),
     (Kind::Send, "a send comm", "tcpx_close_send"),

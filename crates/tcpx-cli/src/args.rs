@@ -77,7 +77,8 @@ pub(crate) enum Command {
         after_help = "Examples:\n  tcpx send weights/ HOST            # while HOST runs `tcpx receive --out DIR`\n  tcpx send --serve /models          # for `tcpx receive HOST:weights`\n\nExit code 23: some things were left out, and are listed; all others have arrived."
     )]
     Send(Box<files::SendArgs>),
-    /// Receive files and directories from whoever runs `tcpx send`, or fetch them from a directory that is shared.
+    /// Receive files and directories from whoever runs `tcpx send`, or fetch them from a directory
+    /// that is shared.
     #[command(
         after_help = "Examples:\n  tcpx receive --out DIR             # prints the line to run at the sender\n  tcpx receive HOST:weights          # while HOST runs `tcpx send --serve /models`\n\nExit code 23: the sender left some things out, and they are listed; all others have arrived."
     )]
@@ -136,7 +137,8 @@ pub(crate) enum Command {
 }
 
 impl Cli {
-    /// Reads this process's arguments and variables; ends the process with help, or with 2 when they are wrong.
+    /// Reads this process's arguments and variables; ends the process with help, or with 2 when
+    /// they are wrong.
     pub(crate) fn read() -> Self {
         let mut command = without_empty_variables(Self::command());
         if std::env::args_os().any(|word| word == "--help-all") {
@@ -160,7 +162,8 @@ impl Cli {
         cli
     }
 
-    /// The name that stands before PASSED or FAILED; `None` where nothing is checked, or the output is for a program.
+    /// The name that stands before PASSED or FAILED; `None` where nothing is checked, or the output
+    /// is for a program.
     pub(crate) fn verdict_name(&self) -> Option<&str> {
         if self.output.json {
             return None;
@@ -174,7 +177,8 @@ impl Cli {
         format!("tcpx.{}", self.name)
     }
 
-    /// The plugin that the command will drive: `None` if it drives none, `Some(None)` if it names no file.
+    /// The plugin that the command will drive: `None` if it drives none, `Some(None)` if it names
+    /// no file.
     pub(crate) fn plugin(&self) -> Option<Option<&Path>> {
         if let Command::Demo(args) = &self.command {
             return args.plugin.as_deref().map(Some);
@@ -203,7 +207,8 @@ impl Cli {
         }
     }
 
-    /// The memory of the command's own end of a connection; that of the measuring end of a benchmark if it names none.
+    /// The memory of the command's own end of a connection; that of the measuring end of a
+    /// benchmark if it names none.
     pub(crate) fn memory(&self) -> Option<MemoryArgs> {
         let place = match &self.command {
             Command::Demo(args) => return Some(args.memory.clone()),
@@ -226,7 +231,8 @@ impl Cli {
     }
 }
 
-/// The words of `error` with the variable in the place of the flag, where the wrong value came from it.
+/// The words of `error` with the variable in the place of the flag, where the wrong value came from
+/// it.
 fn blame_variable(
     error: &clap::Error,
     arguments: impl Iterator<Item = OsString>,

@@ -1,4 +1,5 @@
-//! `tcpx bench`: the network over sizes, directions and depths, with its peers in the same rotation; and reports.
+//! `tcpx bench`: the network over sizes, directions and depths, with its peers in the same
+//! rotation; and reports.
 
 use std::fs;
 use std::os::unix::process::CommandExt;
@@ -35,7 +36,8 @@ pub(crate) struct BenchArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {
-    /// Measure this host over sizes, directions and depths, beside other programs in the same rounds.
+    /// Measure this host over sizes, directions and depths, beside other programs in the same
+    /// rounds.
     Net(Box<NetArgs>),
     /// Print one report of the files that --json left.
     Show(ShowArgs),
@@ -66,7 +68,8 @@ pub(crate) struct NetArgs {
     /// One-sided operations to measure beside send and receive, in the same rounds: put, get.
     #[arg(long = "op", value_parser = named::<Op>, value_name = "OP,...", value_delimiter = ',')]
     pub(crate) ops: Vec<Op>,
-    /// Also puts and gets of as many bytes in pieces of this size, in any order, that a batch lists.
+    /// Also puts and gets of as many bytes in pieces of this size, in any order, that a batch
+    /// lists.
     #[arg(long, value_name = "SIZE", requires = "ops")]
     pub(crate) piece_bytes: Option<Size>,
     /// Rounds over all cases, contenders taking turns; the figures are medians over them.
@@ -75,9 +78,9 @@ pub(crate) struct NetArgs {
     /// How long one measurement should take.
     #[arg(long, value_name = "TIME", default_value = "300ms")]
     pub(crate) span: Limit,
-    /// Peers to measure in the same rounds: `raw` (plain send and receive loops over host memory, as many streams set up
-    /// the same way), `iperf3` (where it is installed), or NAME=COMMAND, which measures another library on
-    /// command (`python -m tcpx.bench` has some).
+    /// Peers to measure in the same rounds: `raw` (plain send and receive loops over host memory,
+    /// as many streams set up the same way), `iperf3` (where it is installed), or NAME=COMMAND,
+    /// which measures another library on command (`python -m tcpx.bench` has some).
     #[arg(long = "peer", value_name = "PEER,...", value_delimiter = ',')]
     pub(crate) peers: Vec<PeerArg>,
     #[command(flatten)]

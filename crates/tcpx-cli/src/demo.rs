@@ -1,4 +1,5 @@
-//! `tcpx demo`: the other commands at work on one host, between this process, which sends, and a second one.
+//! `tcpx demo`: the other commands at work on one host, between this process, which sends, and a
+//! second one.
 
 use std::path::PathBuf;
 

@@ -1,6 +1,7 @@
 //! `tcpx doctor`: what stops transfers on this host, what follows from it, and how to fix it.
 //!
-//! Every check reads and changes nothing. Its id stays the same for ever: errors name it, and `--explain` tells more.
+//! Every check reads and changes nothing. Its id stays the same for ever: errors name it, and
+//! `--explain` tells more.
 
 pub(crate) mod catalogue;
 pub(crate) mod check;
@@ -26,7 +27,8 @@ use crate::plugin_file::Places;
 
 #[derive(Args, Debug)]
 pub(crate) struct DoctorArgs {
-    /// Plugin file to look at [default: UCCL_TCPX_PLUGIN_PATH, else the vendor's if it is there, else our own].
+    /// Plugin file to look at [default: UCCL_TCPX_PLUGIN_PATH, else the vendor's if it is there,
+    /// else our own].
     #[arg(long, value_name = "PATH")]
     pub(crate) plugin: Option<PathBuf>,
     /// Explain one check, such as TCPX-D012, and measure it here; `all` lists every check.
@@ -117,7 +119,8 @@ fn is_same_absence(a: &Finding, b: &Finding) -> bool {
     a.verdict == Verdict::NotNeeded && a == b
 }
 
-/// One line for what is well, three for what is not; a group of several is not needed for one reason.
+/// One line for what is well, three for what is not; a group of several is not needed for one
+/// reason.
 fn show(group: &[(&'static Check, Finding)]) {
     let (Some((check, finding)), Some((last, _))) = (group.first(), group.last()) else {
         return;

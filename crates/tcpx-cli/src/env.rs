@@ -1,6 +1,7 @@
 //! `tcpx env`: the variables for this host, as lines for a shell.
 //!
-//! `eval "$(tcpx env nccl)"` sets them; every value is quoted so that a shell takes it as it stands.
+//! `eval "$(tcpx env nccl)"` sets them; every value is quoted so that a shell takes it as it
+//! stands.
 
 mod nccl;
 
@@ -106,8 +107,8 @@ pub(crate) fn origin(origin: Origin) -> &'static str {
     }
 }
 
-/// `text` as one word of a POSIX shell. Not plain to all of them: zsh looks for a program where a value
-/// begins with `=`.
+/// `text` as one word of a POSIX shell. Not plain to all of them: zsh looks for a program where a
+/// value begins with `=`.
 fn quoted(text: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-./:,+@%".contains(c);
     if !text.is_empty() && text.chars().all(is_plain) {

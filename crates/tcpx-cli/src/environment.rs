@@ -1,4 +1,5 @@
-//! Variables that a plugin reads, set before this process has a second thread: by starting itself anew.
+//! Variables that a plugin reads, set before this process has a second thread: by starting itself
+//! anew.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -21,8 +22,9 @@ use crate::vendor_environment::{Origin, Setting, for_google};
 const DEVICE: &str = "TCPX_NET_DEVICE";
 /// Lets host memory take the place of device memory where there is no GPU.
 const STANDIN: &str = "TCPX_NET_STANDIN";
-/// This program's key while it drives a plugin: our own would take what `TCPX_KEY` holds for that of its ranks, and a
-/// client's key is not its server's. Nobody else needs it there, as handles are passed on sealed.
+/// This program's key while it drives a plugin: our own would take what `TCPX_KEY` holds for that
+/// of its ranks, and a client's key is not its server's. Nobody else needs it there, as handles are
+/// passed on sealed.
 pub(crate) const PROGRAM_KEY: &str = "TCPX_PROGRAM_KEY";
 /// Interfaces that a plugin may use.
 const INTERFACES: &str = "NCCL_SOCKET_IFNAME";
@@ -33,7 +35,8 @@ const SET_BY_US: &str = "TCPX_ENVIRONMENT_SET";
 /// A variable, its value, and whether it replaces one that the person has set.
 type Wanted = (&'static str, &'static str, bool);
 
-/// Starts this program anew if the command needs variables that are not set; returns if it needs none.
+/// Starts this program anew if the command needs variables that are not set; returns if it needs
+/// none.
 pub(crate) fn prepare(cli: &Cli) -> Result<(), Error> {
     let vendor = vendor_settings(cli);
     let mut missing: BTreeMap<&str, &str> = vendor
@@ -66,7 +69,8 @@ fn drives_plugin(cli: &Cli) -> bool {
     matches!(cli.command, Tcpx::Demo(_)) || cli.link().is_some_and(|link| is_plugin(&link.network))
 }
 
-/// Starts this program anew with more variables, and its `key` where a plugin does not look; returns only with an error.
+/// Starts this program anew with more variables, and its `key` where a plugin does not look;
+/// returns only with an error.
 fn start_anew(
     set_by_us: &[String],
     variables: &BTreeMap<&str, &str>,

@@ -1,4 +1,5 @@
-//! What a command can end with: one line that says what, and an exit code. What to do is in [`advice`].
+//! What a command can end with: one line that says what, and an exit code. What to do is in
+//! [`advice`].
 
 use std::io;
 use std::net::SocketAddr;

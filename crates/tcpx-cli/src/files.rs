@@ -37,7 +37,8 @@ pub(crate) struct SendArgs {
     /// Files and directories, and last the host that runs `tcpx receive`.
     #[arg(value_name = "FILE... HOST", required_unless_present = "serve")]
     pub(crate) paths: Vec<PathBuf>,
-    /// Share this directory instead: clients fetch from it with `tcpx receive HOST:PATH`, until a signal ends it.
+    /// Share this directory instead: clients fetch from it with `tcpx receive HOST:PATH`, until a
+    /// signal ends it.
     #[arg(long, value_name = "DIR", conflicts_with_all = ["paths", "follow", "include", "exclude", "dry_run"])]
     pub(crate) serve: Option<PathBuf>,
     #[command(flatten)]
@@ -55,7 +56,8 @@ pub(crate) struct SendArgs {
     override_usage = "tcpx receive [--out DIR] [OPTIONS]\n       tcpx receive HOST:PATH... [--out DIR] [OPTIONS]"
 )]
 pub(crate) struct ReceiveArgs {
-    /// Fetch these files and directories of a host that runs `tcpx send --serve DIR`; `HOST:.` is all of DIR. Without one, wait for `tcpx send`.
+    /// Fetch these files and directories of a host that runs `tcpx send --serve DIR`; `HOST:.` is
+    /// all of DIR. Without one, wait for `tcpx send`.
     #[arg(value_name = "HOST:PATH")]
     pub(crate) sources: Vec<String>,
     /// Put everything into this directory.
@@ -80,10 +82,12 @@ pub(crate) struct ReceiveArgs {
 /// What is sent, as the client says it.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct SelectionArgs {
-    /// Send what links point to in their place. Without it, links are kept, but for those to files outside of what is sent.
+    /// Send what links point to in their place. Without it, links are kept, but for those to files
+    /// outside of what is sent.
     #[arg(short = 'L', long = "copy-links")]
     pub(crate) follow: bool,
-    /// Send only files that match, such as '*.safetensors'; with a / in it, the path below what is sent must match. May be given again.
+    /// Send only files that match, such as '*.safetensors'; with a / in it, the path below what is
+    /// sent must match. May be given again.
     #[arg(long, value_name = "PATTERN")]
     pub(crate) include: Vec<String>,
     /// Leave out files and directories that match. May be given again, and wins over --include.
@@ -97,7 +101,8 @@ pub(crate) struct SelectionArgs {
 /// How contents travel.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct WayArgs {
-    /// Let contents travel in the clear, at both sides: anyone on the path can read them. Otherwise they are encrypted, where there is a key and the network is tcp.
+    /// Let contents travel in the clear, at both sides: anyone on the path can read them. Otherwise
+    /// they are encrypted, where there is a key and the network is tcp.
     #[arg(long)]
     pub(crate) plain: bool,
     /// Move at most so many bytes a second, such as 50MB.
@@ -431,7 +436,8 @@ struct Summary {
     there: u64,
     took: Duration,
     left_out: LeftOut,
-    /// Over the manifest and all contents, or of a single file its own; none where nothing was to be moved.
+    /// Over the manifest and all contents, or of a single file its own; none where nothing was to
+    /// be moved.
     digest: Option<String>,
 }
 

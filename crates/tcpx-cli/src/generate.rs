@@ -1,4 +1,5 @@
-//! `tcpx generate FOLDER`: manual pages and shell completions, made from the command line's definition.
+//! `tcpx generate FOLDER`: manual pages and shell completions, made from the command line's
+//! definition.
 
 use std::fs;
 use std::path::Path;

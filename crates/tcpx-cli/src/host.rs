@@ -61,7 +61,8 @@ pub(crate) trait Host {
     fn listens(&self, socket: &Path) -> io::Result<()>;
 }
 
-/// Whether other hosts can reach the address by itself: one for the network segment alone says too little.
+/// Whether other hosts can reach the address by itself: one for the network segment alone says too
+/// little.
 pub(crate) fn is_for_others(address: &IpAddr) -> bool {
     match address {
         IpAddr::V4(v4) => !v4.is_loopback() && !v4.is_link_local(),

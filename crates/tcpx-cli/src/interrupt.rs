@@ -44,8 +44,8 @@ pub(crate) fn check() -> Result<(), Error> {
     }
 }
 
-/// Runs `work`, which has limits of its own, and returns early when a signal comes: `work` is left behind
-/// then, and the process is about to end.
+/// Runs `work`, which has limits of its own, and returns early when a signal comes: `work` is left
+/// behind then, and the process is about to end.
 pub(crate) fn unless_interrupted<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Error> + Send + 'static,
 ) -> Result<T, Error> {

@@ -1,4 +1,5 @@
-//! The key of a session: from a file, a variable or a prompt; never from the arguments, which every user of the host can read.
+//! The key of a session: from a file, a variable or a prompt; never from the arguments, which every
+//! user of the host can read.
 
 use std::fs::{DirBuilder, OpenOptions};
 use std::io::{self, IsTerminal, Write};
@@ -18,9 +19,11 @@ use crate::output::say::{aside, say};
 /// Make a server's key, or keys of its clients.
 #[derive(Args, Debug)]
 pub(crate) struct KeyArgs {
-    /// The server's key file, for --key-file; with NAME a folder of keys. It is made unless it is there, readable by its owner alone. A folder without NAME is listed.
+    /// The server's key file, for --key-file; with NAME a folder of keys. It is made unless it is
+    /// there, readable by its owner alone. A folder without NAME is listed.
     pub(crate) file: PathBuf,
-    /// A client that gets a key of its own, FILE/NAME.key; to remove that file shuts the client out.
+    /// A client that gets a key of its own, FILE/NAME.key; to remove that file shuts the client
+    /// out.
     pub(crate) name: Option<KeyName>,
 }
 
@@ -197,7 +200,8 @@ fn file_of(folder: &Path, name: &str) -> PathBuf {
     folder.join(format!("{name}.key"))
 }
 
-/// Makes a server's key file, or that of a client in a folder, unless it is there, and prints what clients need.
+/// Makes a server's key file, or that of a client in a folder, unless it is there, and prints what
+/// clients need.
 pub(crate) fn run(args: &KeyArgs) -> Result<Told, Error> {
     match args.name {
         Some(name) => run_client(&args.file, name),

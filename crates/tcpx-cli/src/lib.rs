@@ -1,4 +1,5 @@
-//! The tcpx program: demo, send, receive, transfer, connection, perf, bench, devices, devmem, doctor, status, plugin, env.
+//! The tcpx program: demo, send, receive, transfer, connection, perf, bench, devices, devmem,
+//! doctor, status, plugin, env.
 //!
 //! A library for the program and the fuzz targets alone.
 

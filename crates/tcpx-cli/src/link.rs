@@ -118,7 +118,8 @@ impl Link {
         self
     }
 
-    /// A link that encrypts the contents unless told otherwise, and a line that says so where it does not.
+    /// A link that encrypts the contents unless told otherwise, and a line that says so where it
+    /// does not.
     pub(crate) fn for_contents(
         args: &LinkArgs,
         plain: bool,
@@ -194,8 +195,8 @@ impl Link {
         }
     }
 
-    /// Listens, prints the line to run at the other side, and waits for it. Goes on listening for what the
-    /// connection may lose, as long as this link lives.
+    /// Listens, prints the line to run at the other side, and waits for it. Goes on listening for
+    /// what the connection may lose, as long as this link lives.
     pub(crate) fn serve(&self, args: &LinkArgs, command: &str) -> Result<Connection, Error> {
         self.invite(args, command)?;
         self.accept(Some(args.wait.0))
@@ -419,8 +420,9 @@ pub(crate) fn part(connection: Connection) -> Result<(), Error> {
     Ok(connection.close(GOODBYE)?)
 }
 
-/// Says goodbye whatever came of the work: a program that just ended would leave the peer without the
-/// last acknowledgements. The work's own error is the news, a failed goodbye only after good work.
+/// Says goodbye whatever came of the work: a program that just ended would leave the peer without
+/// the last acknowledgements. The work's own error is the news, a failed goodbye only after good
+/// work.
 pub(crate) fn part_after<T>(connection: Connection, work: Result<T, Error>) -> Result<T, Error> {
     let parted = part(connection);
     let done = work?;
@@ -483,7 +485,8 @@ fn choose_network(
     Ok((Arc::new(network), line))
 }
 
-/// A choice of interfaces that leaves none is a mistake that would otherwise show with the first client.
+/// A choice of interfaces that leaves none is a mistake that would otherwise show with the first
+/// client.
 fn check_interfaces(args: &NetworkArgs) -> Result<(), Error> {
     let chosen = args.interfaces.as_deref().map(str::trim);
     let Some(filter) = chosen.and_then(InterfaceFilter::parse) else {

@@ -43,7 +43,8 @@ pub(crate) fn start(flags: &OutputArgs) -> Result<(), Error> {
     Ok(())
 }
 
-/// What the filter lets through: the level of a flag holds whatever level the variable names, which then adds parts alone.
+/// What the filter lets through: the level of a flag holds whatever level the variable names, which
+/// then adds parts alone.
 fn directives(flags: &OutputArgs, chosen: &str) -> String {
     let level = match flags.verbose {
         _ if flags.quiet => Some("error"),

@@ -1,4 +1,5 @@
-//! Measurements over a connection of this program: how orders and answers of [`tcpx_bench`] travel over it.
+//! Measurements over a connection of this program: how orders and answers of [`tcpx_bench`] travel
+//! over it.
 
 use std::time::Duration;
 
@@ -17,7 +18,8 @@ struct Over<'a> {
     connection: &'a Connection,
     /// Tags of what this end says, and of what it hears.
     tags: (u64, u64),
-    /// Posted before the answer to work that may fail, so that a reason for the failure comes in any case.
+    /// Posted before the answer to work that may fail, so that a reason for the failure comes in
+    /// any case.
     next: Option<Expected>,
 }
 

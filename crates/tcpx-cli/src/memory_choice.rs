@@ -41,7 +41,8 @@ impl Devices {
         args.host || (args.gpu.is_none() && self.count() == 0)
     }
 
-    /// Opens what `args` ask for; without a wish GPU `preferred`, if the host has it, else GPU 0, else host memory.
+    /// Opens what `args` ask for; without a wish GPU `preferred`, if the host has it, else GPU 0,
+    /// else host memory.
     pub(crate) fn choose(&self, args: &MemoryArgs, preferred: u32) -> Result<MemoryChoice, Error> {
         if args.host {
             return Ok(MemoryChoice::host("as asked for"));
@@ -154,7 +155,8 @@ impl MemoryChoice {
     }
 }
 
-/// The kernel promises more than it has, and ends a process that takes it at its word; a peer may ask for any size.
+/// The kernel promises more than it has, and ends a process that takes it at its word; a peer may
+/// ask for any size.
 fn fits_in_host_memory(bytes: u64) -> Result<(), Error> {
     let Some(available) = std::fs::read_to_string("/proc/meminfo")
         .ok()

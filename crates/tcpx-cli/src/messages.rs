@@ -1,4 +1,5 @@
-//! What the two programs tell each other besides the payload: small JSON messages over the same connection.
+//! What the two programs tell each other besides the payload: small JSON messages over the same
+//! connection.
 
 use std::time::Duration;
 
@@ -55,8 +56,8 @@ pub(crate) enum Request {
     Measure,
 }
 
-/// What the sender of files offers: a manifest of `bytes` with this BLAKE3 digest follows. `key` is that of the digests
-/// behind it: the first message of a connection travels sealed.
+/// What the sender of files offers: a manifest of `bytes` with this BLAKE3 digest follows. `key` is
+/// that of the digests behind it: the first message of a connection travels sealed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Offer {
@@ -101,15 +102,15 @@ impl From<&Error> for Reason {
     }
 }
 
-/// The server's answer to a request: it is ready, and a list of so many bytes follows that says what of the
-/// files is there already.
+/// The server's answer to a request: it is ready, and a list of so many bytes follows that says
+/// what of the files is there already.
 pub(crate) type Answer = Result<u64, Reason>;
 
 /// The server's answer to a client that fetches.
 pub(crate) type Offered = Result<Offer, Reason>;
 
-/// The last word of either side about files, at any time: the keyed digest of the manifest and all contents, once everything
-/// was sent or is in its place.
+/// The last word of either side about files, at any time: the keyed digest of the manifest and all
+/// contents, once everything was sent or is in its place.
 pub(crate) type LastWord = Result<String, Reason>;
 
 /// A message that is expected: its receive is posted.
@@ -121,7 +122,8 @@ pub(crate) struct Expected {
 
 /// Posts the receive of a message.
 ///
-/// `limit` bounds the whole wait: a message that comes after a payload stalls for as long as that takes.
+/// `limit` bounds the whole wait: a message that comes after a payload stalls for as long as that
+/// takes.
 pub(crate) fn expect(
     connection: &Connection,
     tag: u64,
@@ -236,8 +238,8 @@ pub(crate) fn ready(answer: Expected) -> Result<(), Error> {
     }
 }
 
-/// Tells the client that this side refuses, and gives back why. That is the news here, even where the
-/// client did not stay to hear it.
+/// Tells the client that this side refuses, and gives back why. That is the news here, even where
+/// the client did not stay to hear it.
 pub(crate) fn refused(connection: &Connection, tag: u64, reason: Reason, why: Error) -> Error {
     if let Err(error) = send_message(connection, tag, &Answer::Err(reason)) {
         tracing::debug!(%error, "the peer did not hear of the refusal");

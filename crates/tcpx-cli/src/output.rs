@@ -13,7 +13,8 @@ use comfy_table::{CellAlignment, LineStyle, Table, TableStyle};
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Output")]
 pub(crate) struct OutputArgs {
-    /// Print one JSON object for a program, errors in it too; lines for people go to standard error.
+    /// Print one JSON object for a program, errors in it too; lines for people go to standard
+    /// error.
     #[arg(long, global = true)]
     pub(crate) json: bool,
     /// Print errors and the line for the other side only.

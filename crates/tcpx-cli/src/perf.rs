@@ -1,4 +1,5 @@
-//! `tcpx perf`: bandwidth and latency between hosts, with contents compared before any rate is printed.
+//! `tcpx perf`: bandwidth and latency between hosts, with contents compared before any rate is
+//! printed.
 
 mod client;
 mod matrix;
@@ -35,8 +36,9 @@ pub(crate) struct PerfArgs {
 /// Without a side: every pair of hosts and GPUs, by the same command on every host.
 #[derive(Args, Debug)]
 pub(crate) struct MatrixArgs {
-    /// Measure every pair of the hosts in this file, one address a line, on each of which this same command runs
-    /// [default: what torchrun, mpirun, srun or a Kubernetes indexed job started together].
+    /// Measure every pair of the hosts in this file, one address a line, on each of which this same
+    /// command runs [default: what torchrun, mpirun, srun or a Kubernetes indexed job started
+    /// together].
     #[arg(long, value_name = "FILE")]
     pub(crate) hosts: Option<PathBuf>,
     /// Bytes of one transfer.
@@ -121,7 +123,8 @@ pub(crate) enum Place {
 }
 
 impl Place {
-    /// The memory of a place that may be left out: then what the other commands take without a flag.
+    /// The memory of a place that may be left out: then what the other commands take without a
+    /// flag.
     pub(crate) fn memory_of(place: Option<Self>) -> MemoryArgs {
         place.map(Self::memory).unwrap_or_default()
     }

@@ -1,7 +1,7 @@
 //! `tcpx plugin`: what a plugin file exports, whether it starts, and its devices.
 //!
-//! The file is read before anything of it runs; then a process of its own loads and starts it, because a plugin may
-//! hang, crash, or end its process.
+//! The file is read before anything of it runs; then a process of its own loads and starts it,
+//! because a plugin may hang, crash, or end its process.
 
 pub(crate) mod events;
 pub(crate) mod part;

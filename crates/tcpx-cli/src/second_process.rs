@@ -38,7 +38,8 @@ pub(crate) struct Second {
 }
 
 impl Second {
-    /// Starts `command` with the same choices as this process; with the key of `link`, else a fresh one.
+    /// Starts `command` with the same choices as this process; with the key of `link`, else a fresh
+    /// one.
     pub(crate) fn start<T: AsRef<OsStr>>(command: &[T], link: &LinkArgs) -> Result<Self, Error> {
         let key = match &link.own_key {
             Some(key) => key.clone(),

@@ -21,7 +21,8 @@ pub(crate) struct TransferArgs {
     /// The word `server`, or the address of the server to connect to.
     #[arg(value_name = "server|SERVER_IP")]
     pub(crate) peer: String,
-    /// Let the greeting travel in the clear, at both sides. Otherwise it is encrypted, where there is a key and the network is tcp.
+    /// Let the greeting travel in the clear, at both sides. Otherwise it is encrypted, where there
+    /// is a key and the network is tcp.
     #[arg(long)]
     pub(crate) plain: bool,
     /// Client: bytes of the greeting; bytes beyond its 23 are random.

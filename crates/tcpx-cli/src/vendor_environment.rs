@@ -1,7 +1,8 @@
 //! The variables that Google's plugin needs, found out for this host instead of typed by a person.
 //!
-//! The plugin reads them when it is loaded and when it starts, and several of its effective defaults stop it. A value
-//! that the person has set is never replaced; if it cannot work, that is said.
+//! The plugin reads them when it is loaded and when it starts, and several of its effective
+//! defaults stop it. A value that the person has set is never replaced; if it cannot work, that is
+//! said.
 
 mod interfaces;
 mod settings;
@@ -85,7 +86,8 @@ impl Wanted {
     }
 }
 
-/// The interfaces of `all` that will carry payload: those that the person's filter admits, else those of our choice.
+/// The interfaces of `all` that will carry payload: those that the person's filter admits, else
+/// those of our choice.
 pub(crate) fn data_interfaces<'a>(host: &dyn Host, all: &'a [Interface]) -> Vec<&'a Interface> {
     if let Some(filter) = host.variable(DATA_INTERFACES) {
         let admitted = admitted(&filter, all).into_iter();
@@ -113,7 +115,8 @@ pub(crate) fn served_gpus(host: &dyn Host, folder: &Path) -> Vec<String> {
     addresses.map(str::to_owned).collect()
 }
 
-/// Why `value` of the variable `name` cannot work on `host`; `None` when nothing is known against it.
+/// Why `value` of the variable `name` cannot work on `host`; `None` when nothing is known against
+/// it.
 fn trouble(host: &dyn Host, name: &str, value: &str) -> Option<String> {
     let number = value.trim().parse::<i64>().ok();
     match name {

@@ -22,8 +22,8 @@ use super::steering;
 /// Whether the card's settings may be changed for a binding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Adjust {
-    /// Header split, its threshold, the spread of packets and the switch of flow rules are set as they
-    /// must be, and put back at the end.
+    /// Header split, its threshold, the spread of packets and the switch of flow rules are set as
+    /// they must be, and put back at the end.
     #[default]
     Settings,
     /// Nothing is changed; what is not as it must be is an error with the command that mends it.
@@ -64,7 +64,8 @@ impl Devmem {
         }
     }
 
-    /// Binds memory to a receive queue. What dead processes left on the interface is cleaned up before.
+    /// Binds memory to a receive queue. What dead processes left on the interface is cleaned up
+    /// before.
     ///
     /// # Errors
     /// The kernel's refusal, typed; then everything is as it was. [`Why::State`] when changes
@@ -182,7 +183,8 @@ impl Devmem {
                 }
             };
         }
-        // An interface that does not tell has one queue, and binding will say what is wrong with it.
+        // An interface that does not tell has one queue, and binding will say what is wrong with
+        // it.
         let queues = self.kernel.receive_queues(interface).unwrap_or(1).max(1);
         for queue in (0..queues).rev() {
             let used = netdev.queue_use(record.ifindex, queue);
@@ -342,8 +344,8 @@ impl Drop for BoundQueue {
     }
 }
 
-/// Takes a hold out of the record and undoes what nobody needs any more. Failures are logged; what they
-/// concern stays recorded.
+/// Takes a hold out of the record and undoes what nobody needs any more. Failures are logged; what
+/// they concern stays recorded.
 fn end_hold(subject: &Subject<'_>, records: &Records, record: &mut Record, queue: u32) {
     let failed = holders::end(subject.kernel, record, |hold| hold.queue == queue);
     for error in failed {

@@ -9,8 +9,8 @@ use tcpx_memory::{BouncePool, DmaBuf, RegionSlice};
 
 use super::error::DevmemError;
 
-/// A bound receive queue, as the data path sees it. Clones are the same queue; the last of them and of
-/// the rules made from it unbinds the queue and puts the card's settings back.
+/// A bound receive queue, as the data path sees it. Clones are the same queue; the last of them and
+/// of the rules made from it unbinds the queue and puts the card's settings back.
 #[derive(Clone, Debug)]
 pub struct ReceiveQueue {
     /// Where payload lands. Fragment offsets count from its start.
@@ -93,8 +93,8 @@ impl SendPath {
         &self.memory
     }
 
-    /// Where a slice lies in the bound memory, in bytes from its start: what the iovec of a send must
-    /// point at. `None` when the slice is of another region.
+    /// Where a slice lies in the bound memory, in bytes from its start: what the iovec of a send
+    /// must point at. `None` when the slice is of another region.
     pub fn offset_of(&self, slice: &RegionSlice) -> Option<u64> {
         self.memory.offset_of(slice)
     }

@@ -21,12 +21,12 @@ pub struct Arrival {
     pub truncated: bool,
 }
 
-/// System calls on a connected, non-blocking TCP socket, those of this host where nothing else is said. Errors are the
-/// system's. None of them waits: what cannot be done now fails with [`io::ErrorKind::WouldBlock`]. Interrupted calls are
-/// made again.
+/// System calls on a connected, non-blocking TCP socket, those of this host where nothing else is
+/// said. Errors are the system's. None of them waits: what cannot be done now fails with
+/// [`io::ErrorKind::WouldBlock`]. Interrupted calls are made again.
 pub trait SocketCalls: Send + Sync + Debug {
-    /// Receives device memory: `recvmsg` with `MSG_SOCK_DEVMEM`. At most `into.len()` bytes come, in
-    /// the pool or in `into`; the control messages say where.
+    /// Receives device memory: `recvmsg` with `MSG_SOCK_DEVMEM`. At most `into.len()` bytes come,
+    /// in the pool or in `into`; the control messages say where.
     fn receive(
         &self,
         socket: BorrowedFd<'_>,
@@ -103,8 +103,8 @@ pub trait SocketCalls: Send + Sync + Debug {
         })
     }
 
-    /// Sends bytes of bound memory without a copy; the answer is how many the kernel took. They must
-    /// not change before [`Self::done`] names the call.
+    /// Sends bytes of bound memory without a copy; the answer is how many the kernel took. They
+    /// must not change before [`Self::done`] names the call.
     fn send_device(
         &self,
         socket: BorrowedFd<'_>,

@@ -1,4 +1,5 @@
-//! What a card can do for device memory, and what stands in the way, found out without changing anything.
+//! What a card can do for device memory, and what stands in the way, found out without changing
+//! anything.
 
 use super::bind::Devmem;
 use super::error::DevmemError;
@@ -84,8 +85,8 @@ impl Devmem {
     /// What an interface says about itself. Needs no privilege.
     ///
     /// # Errors
-    /// [`Why::NoInterface`](crate::Why::NoInterface); [`Why::NoDriver`](crate::Why::NoDriver) for interfaces of software alone; or the
-    /// kernel's refusal.
+    /// [`Why::NoInterface`](crate::Why::NoInterface); [`Why::NoDriver`](crate::Why::NoDriver) for
+    /// interfaces of software alone; or the kernel's refusal.
     pub fn capability(&self, interface: &str) -> Result<Capability, DevmemError> {
         let ifindex = self.ifindex(interface)?;
         let subject = self.subject(interface, ifindex);

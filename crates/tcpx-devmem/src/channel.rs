@@ -425,7 +425,8 @@ impl Channel for DevmemChannel {
 }
 
 impl DevmemChannel {
-    /// Tokens that are given back without waiting for more: half of what the kernel takes in one call.
+    /// Tokens that are given back without waiting for more: half of what the kernel takes in one
+    /// call.
     const RETURN_AT_ONCE: u64 = 512;
 }
 

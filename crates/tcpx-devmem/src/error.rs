@@ -1,5 +1,5 @@
-//! Why a card's queue could not be used for device memory: the kernel's own words, and the command that
-//! fixes it.
+//! Why a card's queue could not be used for device memory: the kernel's own words, and the command
+//! that fixes it.
 
 use std::{fmt, io};
 
@@ -88,8 +88,8 @@ pub enum Why {
     Other,
 }
 
-/// Why a step of setting up device memory, or of undoing it, was refused or failed: what happened, on what, the kernel's
-/// own words, and what to do.
+/// Why a step of setting up device memory, or of undoing it, was refused or failed: what happened,
+/// on what, the kernel's own words, and what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]
 pub struct DevmemError {
@@ -130,8 +130,8 @@ impl DevmemError {
         Self::new(Why::System, format!("{operation} failed: {cause}; {hint}"))
     }
 
-    /// Whether this, in answer to a bind for sending, leaves the way through host memory: the card or
-    /// the kernel cannot send from device memory at all.
+    /// Whether this, in answer to a bind for sending, leaves the way through host memory: the card
+    /// or the kernel cannot send from device memory at all.
     pub fn leaves_staging(&self) -> bool {
         matches!(self.why, Why::NoSend | Why::OldKernel)
     }

@@ -1,8 +1,8 @@
-//! From receives to chunks: what arrives on the payload stream goes to the posted receives, first in,
-//! first out. No system calls here.
+//! From receives to chunks: what arrives on the payload stream goes to the posted receives, first
+//! in, first out. No system calls here.
 //!
-//! The stream has no framing, because nobody but the pool could read it: it is the posted chunks, one
-//! after the other. A receive is never offered more than the rest of one chunk, so each of the
+//! The stream has no framing, because nobody but the pool could read it: it is the posted chunks,
+//! one after the other. A receive is never offered more than the rest of one chunk, so each of the
 //! kernel's tokens belongs to one part of one chunk.
 
 use std::collections::VecDeque;
@@ -78,8 +78,8 @@ pub(super) struct Offer {
 /// What a receive brought.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Came {
-    /// What is to be expected: records of the pool, small packets that the card did not split, or plain
-    /// bytes where there is no pool.
+    /// What is to be expected: records of the pool, small packets that the card did not split, or
+    /// plain bytes where there is no pool.
     Expected,
     /// Plain bytes for so long that no packet lands in the pool any more.
     Plain,

@@ -1,5 +1,5 @@
-//! Every system call that setting up device memory makes, behind one trait, so that tests can stand in for
-//! the kernel.
+//! Every system call that setting up device memory makes, behind one trait, so that tests can stand
+//! in for the kernel.
 
 #[cfg(test)]
 pub(crate) mod fake;
@@ -55,8 +55,8 @@ pub trait Kernel: Send + Sync + fmt::Debug {
     /// Removes the rule at a place.
     fn delete_rule(&self, interface: &str, at: u32) -> io::Result<()>;
 
-    /// When a process was started, in the kernel's clock ticks since boot; `None` when there is no such
-    /// process.
+    /// When a process was started, in the kernel's clock ticks since boot; `None` when there is no
+    /// such process.
     fn process_start(&self, pid: u32) -> io::Result<Option<u64>>;
 
     /// Where this process runs.

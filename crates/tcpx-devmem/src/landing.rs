@@ -6,12 +6,12 @@ use tcpx_memory::{Access, BouncePool, MemoryError, Region, RegionSlice};
 
 /// Bytes of a channel's landing area: a few chunks, all of which may have come plain.
 const BYTES: usize = 4 << 20;
-/// Less room than this is not offered while more will come: each offer costs a system call, and cuts
-/// a fragment in two.
+/// Less room than this is not offered while more will come: each offer costs a system call, and
+/// cuts a fragment in two.
 const LEAST_OFFER: usize = 64 << 10;
 
-/// A ring of host memory. Receives write at its head; what they wrote is handed on in parts, and the
-/// parts come back in the same order.
+/// A ring of host memory. Receives write at its head; what they wrote is handed on in parts, and
+/// the parts come back in the same order.
 #[derive(Debug)]
 pub(super) struct LandingRing {
     slice: RegionSlice,
@@ -49,8 +49,8 @@ impl LandingRing {
         &self.pool
     }
 
-    /// Where a receive of at most `want` bytes may write, and the place's offset in the ring. `None`
-    /// until parts come back.
+    /// Where a receive of at most `want` bytes may write, and the place's offset in the ring.
+    /// `None` until parts come back.
     pub(super) fn offer(&mut self, want: usize) -> Option<(usize, RegionSlice)> {
         if self.used == self.open && self.written == 0 {
             (self.head, self.used, self.open) = (0, 0, 0);

@@ -1,10 +1,10 @@
-//! Device-memory TCP of the mainline kernel: a network card's receive queue puts payload straight into a
-//! bounce pool of GPU memory, or of host memory that stands in for it.
+//! Device-memory TCP of the mainline kernel: a network card's receive queue puts payload straight
+//! into a bounce pool of GPU memory, or of host memory that stands in for it.
 //!
 //! [`Devmem`] binds memory to queues and shows or undoes what processes have changed on a card.
-//! [`ReceiveQueue`] and [`SendPath`] are what the data path gets: bound memory, and the means to steer
-//! flows to it. Dropping them unbinds and puts back every setting of the card that was changed.
-//! [`DevmemNetwork`] moves chunks through them.
+//! [`ReceiveQueue`] and [`SendPath`] are what the data path gets: bound memory, and the means to
+//! steer flows to it. Dropping them unbinds and puts back every setting of the card that was
+//! changed. [`DevmemNetwork`] moves chunks through them.
 
 mod bind;
 mod bound;

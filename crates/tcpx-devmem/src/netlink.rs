@@ -1,7 +1,8 @@
 //! The kernel's configuration over generic netlink: its families `nlctrl`, `netdev` and `ethtool`.
 //!
-//! [`Request`] encodes a question; [`messages`] and [`attributes`] take answers apart, any bytes at all. The crate
-//! `netlink-packet-core` knows headers and attributes; the rest of the layout is that of linux/genetlink.h.
+//! [`Request`] encodes a question; [`messages`] and [`attributes`] take answers apart, any bytes at
+//! all. The crate `netlink-packet-core` knows headers and attributes; the rest of the layout is
+//! that of linux/genetlink.h.
 
 mod client;
 mod ethtool;

@@ -37,8 +37,8 @@ pub struct DevmemOptions {
     pub receive: Vec<ReceiveQueue>,
     /// Memory that the card sends from; without it, the CPU sends. Chunks are copied to it first.
     pub send: Option<SendPath>,
-    /// The interface that payload leaves through; `None`: that of the first queue or of `send`, else
-    /// as the routes say.
+    /// The interface that payload leaves through; `None`: that of the first queue or of `send`,
+    /// else as the routes say.
     pub interface: Option<String>,
 }
 

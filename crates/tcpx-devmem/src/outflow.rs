@@ -99,8 +99,8 @@ impl Outflow {
         self.next < self.queue.len()
     }
 
-    /// What to write next, at most so many bytes of a chunk; `None` when all is written, or while the
-    /// chunk is being copied.
+    /// What to write next, at most so many bytes of a chunk; `None` when all is written, or while
+    /// the chunk is being copied.
     pub(super) fn next(&self, most: usize) -> Option<NextWrite> {
         let sending = self.queue.get(self.next)?;
         let header = self.header_bytes();

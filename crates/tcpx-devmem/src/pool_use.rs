@@ -7,14 +7,14 @@ use std::{fs, io};
 
 use tcpx_lanes::socket::set_option;
 
-/// Pages of one pool whose tokens are not given back, counted over all channels that share it. A page
-/// that several fragments share counts for each of them.
+/// Pages of one pool whose tokens are not given back, counted over all channels that share it. A
+/// page that several fragments share counts for each of them.
 #[derive(Clone, Debug)]
 pub(super) struct PoolUse {
     pinned: Arc<AtomicU64>,
     enough: u64,
-    /// Bytes that the card takes from a pool at a time: a page of this kernel. A fragment keeps every
-    /// page that it touches.
+    /// Bytes that the card takes from a pool at a time: a page of this kernel. A fragment keeps
+    /// every page that it touches.
     page: u64,
 }
 
@@ -22,8 +22,8 @@ impl PoolUse {
     /// For a pool of so many bytes.
     ///
     /// From a quarter of it on, chunks are not waited for: what has come of them is handed on, so
-    /// that it can be unpacked and given back. The rest of the pool is for the card's ring, for what
-    /// waits in the sockets, and for what is being unpacked.
+    /// that it can be unpacked and given back. The rest of the pool is for the card's ring, for
+    /// what waits in the sockets, and for what is being unpacked.
     pub(super) fn of(pool_bytes: u64) -> Self {
         Self::in_pages(pool_bytes, rustix::param::page_size() as u64)
     }
@@ -36,8 +36,8 @@ impl PoolUse {
         }
     }
 
-    /// Bytes of pages that may wait in the queue of each of `more` channels that are to share the pool
-    /// with those that do already. The rest, half of it all, is for what is being received.
+    /// Bytes of pages that may wait in the queue of each of `more` channels that are to share the
+    /// pool with those that do already. The rest, half of it all, is for what is being received.
     pub(super) fn part_for(&self, pool_bytes: u64, more: u64) -> u64 {
         // One reference is the network's own.
         let sharing = (Arc::strong_count(&self.pinned) as u64).saturating_sub(1);
@@ -78,8 +78,9 @@ const AUTOMATIC: &str = "/proc/sys/net/ipv4/tcp_rmem";
 /// Keeps what waits on a connection within so many bytes of pages. Pages count as a whole, so that
 /// small packets fill the queue as they fill the pool.
 ///
-/// Packets behind a lost one wait in the kernel, each on a page of the pool. If they took all of it, the lost one
-/// would find no page whenever it is sent again, and the connection would stall for ever.
+/// Packets behind a lost one wait in the kernel, each on a page of the pool. If they took all of
+/// it, the lost one would find no page whenever it is sent again, and the connection would stall
+/// for ever.
 pub(super) fn limit_queue(payload: &TcpStream, pages: u64) -> io::Result<()> {
     let automatic = fs::read_to_string(AUTOMATIC).ok();
     if automatic

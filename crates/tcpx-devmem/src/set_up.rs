@@ -206,8 +206,8 @@ fn collect(
     Ok(channels)
 }
 
-/// The second round: both sides say that payload may come, or why it may not. Payload that came before
-/// its flow was steered would not land in the pool.
+/// The second round: both sides say that payload may come, or why it may not. Payload that came
+/// before its flow was steered would not land in the pool.
 pub(super) fn agree_on_start(
     steered: Result<(), NetworkError>,
     setup: &Setup<'_>,

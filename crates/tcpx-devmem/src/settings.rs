@@ -10,9 +10,9 @@ use super::refusals::{Subject, is_absence};
 
 /// The settings of the interface.
 impl Subject<'_> {
-    /// Changes what must be different for `queue`: each change is noted and saved before it is made.
-    /// What the card does not have is left for the kernel to refuse, in its own words; what stands in the
-    /// way beyond what the kernel itself checks is in the answer.
+    /// Changes what must be different for `queue`: each change is noted and saved before it is
+    /// made. What the card does not have is left for the kernel to refuse, in its own words; what
+    /// stands in the way beyond what the kernel itself checks is in the answer.
     pub(super) fn prepare(
         &self,
         record: &mut Record,
@@ -122,8 +122,8 @@ impl Subject<'_> {
         Ok(None)
     }
 
-    /// Puts everything back, the last change first. What somebody else has changed since is left as it
-    /// is. A setting that cannot be put back stays in `changes`, and its error is in the answer.
+    /// Puts everything back, the last change first. What somebody else has changed since is left as
+    /// it is. A setting that cannot be put back stays in `changes`, and its error is in the answer.
     pub(super) fn restore(&self, changes: &mut Changes) -> Vec<DevmemError> {
         let done = [
             put_back(

@@ -1,5 +1,5 @@
-//! Copies of chunks to where they can be sent from: pinned slots for memory that the CPU cannot reach,
-//! slots of bound memory where the card sends by itself.
+//! Copies of chunks to where they can be sent from: pinned slots for memory that the CPU cannot
+//! reach, slots of bound memory where the card sends by itself.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
@@ -183,8 +183,8 @@ impl Stage {
         outcome
     }
 
-    /// The card no longer sends by itself: chunks in slots go from their own memory, by way of a pinned
-    /// slot where the CPU does not reach that.
+    /// The card no longer sends by itself: chunks in slots go from their own memory, by way of a
+    /// pinned slot where the CPU does not reach that.
     pub(super) fn leave_slots(&mut self, outflow: &mut Outflow) {
         if self.slots.take().is_none() {
             return;

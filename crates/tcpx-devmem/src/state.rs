@@ -76,7 +76,8 @@ impl Folder {
         })
     }
 
-    /// Every record. The file is replaced as a whole, so that it is read whole without the lock too.
+    /// Every record. The file is replaced as a whole, so that it is read whole without the lock
+    /// too.
     pub(super) fn read_records(&self) -> Result<Vec<Record>, DevmemError> {
         let path = self.path.join(FILE);
         let bad = |why: String| {

@@ -14,7 +14,8 @@ use super::record::{Changes, Hold, Record};
 pub struct Status {
     /// The interface.
     pub interface: String,
-    /// Whether it belongs to this network namespace and boot, so that [`Devmem::release`] can work on it.
+    /// Whether it belongs to this network namespace and boot, so that [`Devmem::release`] can work
+    /// on it.
     pub here: bool,
     /// Who holds queues of it.
     pub holds: Vec<HoldStatus>,
@@ -65,7 +66,8 @@ impl Devmem {
             .collect())
     }
 
-    /// Undoes what dead processes left on the interfaces of this network namespace, or on one of them.
+    /// Undoes what dead processes left on the interfaces of this network namespace, or on one of
+    /// them.
     ///
     /// # Errors
     /// The records cannot be read or written.

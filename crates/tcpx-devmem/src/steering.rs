@@ -7,8 +7,8 @@ use super::refusals::{Subject, refusal};
 use super::rule::Rule;
 use super::state::Records;
 
-/// Makes a rule. It is written down before it is made, so that whatever dies in between leaves no rule
-/// that nobody knows.
+/// Makes a rule. It is written down before it is made, so that whatever dies in between leaves no
+/// rule that nobody knows.
 pub(super) fn insert(
     subject: &Subject<'_>,
     records: &Records,

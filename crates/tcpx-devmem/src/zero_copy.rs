@@ -1,7 +1,7 @@
 //! Sends without a copy, and what a socket's error queue says about them.
 //!
-//! Each such call has a number. Until the kernel reports that number, it or the card may still read what
-//! was sent.
+//! Each such call has a number. Until the kernel reports that number, it or the card may still read
+//! what was sent.
 
 use std::collections::VecDeque;
 use std::io;
@@ -106,8 +106,9 @@ fn read(control: &[u8]) -> io::Result<Option<FinishedSends>> {
     ))
 }
 
-/// Memory that the kernel may still send from: zero-copy sends of one socket whose end the kernel has not reported, by their number, each with the
-/// slot that it reads. Reports name ranges, and may come in any order.
+/// Memory that the kernel may still send from: zero-copy sends of one socket whose end the kernel
+/// has not reported, by their number, each with the slot that it reads. Reports name ranges, and
+/// may come in any order.
 #[derive(Debug)]
 pub(crate) struct InKernel<S> {
     /// Number of the first entry; numbers wrap.

@@ -1,5 +1,5 @@
-//! Through which interface an accepted connection came in, which its addresses do not tell: cards of one
-//! network answer for each other unless the host was told otherwise (`arp_ignore`).
+//! Through which interface an accepted connection came in, which its addresses do not tell: cards
+//! of one network answer for each other unless the host was told otherwise (`arp_ignore`).
 
 use std::io;
 use std::net::{IpAddr, TcpStream};
@@ -13,8 +13,8 @@ const PACKET_OPTIONS_V6: libc::c_int = 6;
 /// `IP_PKTOPTIONS` of linux/in.h.
 const PACKET_OPTIONS_V4: libc::c_int = 9;
 
-/// The options of a family: level, the one that asks for packet information, the one that reads it, and the
-/// kind of the answer.
+/// The options of a family: level, the one that asks for packet information, the one that reads it,
+/// and the kind of the answer.
 type Options = (libc::c_int, libc::c_int, libc::c_int, libc::c_int);
 
 const V4: Options = (
@@ -30,8 +30,8 @@ const V6: Options = (
     libc::IPV6_PKTINFO,
 );
 
-/// The name of the interface that an accepted connection's handshake came in through; `None` where the
-/// system does not say.
+/// The name of the interface that an accepted connection's handshake came in through; `None` where
+/// the system does not say.
 pub fn interface(stream: &TcpStream) -> Option<String> {
     let index = index(stream).inspect_err(|error| {
         tracing::debug!(%error, "the system does not say where a lane came in");
@@ -72,7 +72,8 @@ struct Room([u8; 256]);
 fn read(stream: &TcpStream, level: libc::c_int, option: libc::c_int) -> io::Result<(Room, usize)> {
     let mut room = Room([0; 256]);
     let mut filled = room.0.len() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `filled` bytes to the live buffer, and how many to `filled`.
+    // SAFETY: the kernel writes at most `filled` bytes to the live buffer, and how many to
+    // `filled`.
     let result = unsafe {
         libc::getsockopt(
             stream.as_raw_fd(),

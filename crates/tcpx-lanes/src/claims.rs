@@ -1,8 +1,8 @@
 //! Which parts of a transfer its lanes have taken: each once, by one lane at a time.
 //!
-//! A part that is sent again is taken from the lane that has it only once that lane has let go of it. One that has
-//! come is read and dropped when it comes in another attempt, be it an earlier one that was late, and the peer's
-//! fault when it comes for no reason.
+//! A part that is sent again is taken from the lane that has it only once that lane has let go of
+//! it. One that has come is read and dropped when it comes in another attempt, be it an earlier one
+//! that was late, and the peer's fault when it comes for no reason.
 
 use std::ops::Range;
 
@@ -11,7 +11,8 @@ use tcpx_wire::range_set::RangeSet;
 /// Most separate pieces of a transfer: what lags leaves gaps, no more than chunks are under way.
 const MOST_PIECES: usize = 1 << 16;
 
-/// The parts of one transfer that lanes have or have had: by numbers of chunks, or by places of bytes.
+/// The parts of one transfer that lanes have or have had: by numbers of chunks, or by places of
+/// bytes.
 #[derive(Debug)]
 pub struct Claims<L> {
     taken: RangeSet,
@@ -31,7 +32,8 @@ struct Held<L> {
 /// What becomes of a part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Claimed<L> {
-    /// It is the lane's, until that has [completed](Claims::complete) it or [put it back](Claims::put_back).
+    /// It is the lane's, until that has [completed](Claims::complete) it or [put it
+    /// back](Claims::put_back).
     Taken,
     /// This lane has it, in an earlier attempt, and must let go first.
     HeldBy(L),
@@ -94,7 +96,8 @@ impl<L: Copy + PartialEq> Claims<L> {
         self.let_go(start).is_some()
     }
 
-    /// The lane that has the part which begins there has not read all of it: it may come again. Whether one had it.
+    /// The lane that has the part which begins there has not read all of it: it may come again.
+    /// Whether one had it.
     pub fn put_back(&mut self, start: u64) -> bool {
         let held = self.let_go(start);
         held.map(|held| self.taken.remove(held.part)).is_some()

@@ -25,9 +25,9 @@ const USUAL: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
 /// The congestion control of every TCP socket of a connection or a listener.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Congestion {
-    /// The system's default, which its administrator chose for its links. Only where both ends are on this host, `bbr`,
-    /// which paces such links to a quarter to a half of their speed, gives way to `cubic`, else, with a warning, to
-    /// `reno`, whichever the system permits.
+    /// The system's default, which its administrator chose for its links. Only where both ends are
+    /// on this host, `bbr`, which paces such links to a quarter to a half of their speed, gives way
+    /// to `cubic`, else, with a warning, to `reno`, whichever the system permits.
     #[default]
     Automatic,
     /// This one, as the system names it, or an error.
@@ -44,7 +44,8 @@ impl fmt::Display for Congestion {
 }
 
 impl Congestion {
-    /// Gives it to a socket that connects to `peer` next: set later, a default that paces stays in effect.
+    /// Gives it to a socket that connects to `peer` next: set later, a default that paces stays in
+    /// effect.
     pub fn apply_to_dial(&self, socket: &Socket, peer: SocketAddr) -> Result<(), SocketError> {
         self.apply(socket, || is_own(peer))
     }
@@ -54,7 +55,8 @@ impl Congestion {
         self.apply(socket, || address.ip().to_canonical().is_loopback())
     }
 
-    /// Gives it to a stream that was accepted where nobody knew who would come. It may go on being paced.
+    /// Gives it to a stream that was accepted where nobody knew who would come. It may go on being
+    /// paced.
     ///
     /// # Errors
     /// What the system says.
@@ -172,7 +174,8 @@ mod tests {
         }
     }
 
-    /// The host's choice is for the ways to others. Which it is here does not matter: a socket that has it is tried.
+    /// The host's choice is for the ways to others. Which it is here does not matter: a socket that
+    /// has it is tried.
     #[test]
     fn a_control_that_paces_gives_way_within_the_host_alone() {
         let available = std::fs::read_to_string(AVAILABLE).unwrap();

@@ -1,8 +1,8 @@
-//! Connecting to a [door](crate::door): the client's half of a handshake, over whichever way to the peer works, and again
-//! where a crowded peer hangs up.
+//! Connecting to a [door](crate::door): the client's half of a handshake, over whichever way to the
+//! peer works, and again where a crowded peer hangs up.
 //!
-//! Whoever wants a connection polls: [`Dial::poll`] never waits. [`Dial::run`] does, for callers that have nothing else
-//! to do.
+//! Whoever wants a connection polls: [`Dial::poll`] never waits. [`Dial::run`] does, for callers
+//! that have nothing else to do.
 
 mod client;
 
@@ -33,8 +33,8 @@ pub const HEAD_START: Duration = Duration::from_millis(100);
 pub struct Way {
     /// The address it leaves from; `None`: as the routes say.
     pub local: Option<IpAddr>,
-    /// The interface it leaves through; `None`: as the routes say. Where the system does not permit to choose one, the
-    /// address alone decides.
+    /// The interface it leaves through; `None`: as the routes say. Where the system does not permit
+    /// to choose one, the address alone decides.
     pub interface: Option<String>,
     /// The peer's listening address.
     pub peer: SocketAddr,
@@ -54,7 +54,8 @@ impl Way {
 /// How long what may help is tried.
 #[derive(Debug, Clone, Copy)]
 pub struct Patience {
-    /// How long a way keeps the next one waiting: until it was answered, or, with `opens`, until its connection is open.
+    /// How long a way keeps the next one waiting: until it was answered, or, with `opens`, until
+    /// its connection is open.
     pub head_start: Duration,
     /// A connection that is open and not answered keeps the other ways waiting.
     pub opens: bool,
@@ -89,13 +90,15 @@ pub struct Dial<C: ClientSide, S = TcpStream> {
     next: (usize, Instant),
     under_way: Vec<Client<C, S>>,
     failed: Vec<SocketError>,
-    /// Since when every attempt has soon ended with the peer hanging up, and the pause before the next one.
+    /// Since when every attempt has soon ended with the peer hanging up, and the pause before the
+    /// next one.
     hung_up: Option<(Instant, Duration)>,
     /// When the attempt began.
     attempt: Instant,
 }
 
-/// A connection that a peer has answered. Dropped, it never was one, unless its proof is on its way already.
+/// A connection that a peer has answered. Dropped, it never was one, unless its proof is on its way
+/// already.
 #[derive(Debug)]
 pub struct Opened<C: ClientSide, S = TcpStream> {
     /// The connection.
@@ -123,8 +126,8 @@ impl<C: ClientSide, S: Stream> Opened<C, S> {
 }
 
 impl<C: ClientSide, S: Stream> Dial<C, S> {
-    /// Opens `ways` in their order, each a little after the one before, or once all before it have failed. The first that
-    /// the peer answers is taken; the peer never had the others.
+    /// Opens `ways` in their order, each a little after the one before, or once all before it have
+    /// failed. The first that the peer answers is taken; the peer never had the others.
     pub fn new<const ENTROPY: usize>(
         ways: Vec<Way>,
         options: DialOptions,

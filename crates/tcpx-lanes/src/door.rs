@@ -1,8 +1,9 @@
-//! Where connections come in: strangers at a listening socket, until they prove that they know its key.
+//! Where connections come in: strangers at a listening socket, until they prove that they know its
+//! key.
 //!
-//! Strangers cost a small, bounded amount and never delay a good connection: the system keeps those that say nothing to
-//! itself while it can, handshakes are advanced as bytes arrive, each has an absolute deadline, and where there are too
-//! many one that has said nothing gives way.
+//! Strangers cost a small, bounded amount and never delay a good connection: the system keeps those
+//! that say nothing to itself while it can, handshakes are advanced as bytes arrive, each has an
+//! absolute deadline, and where there are too many one that has said nothing gives way.
 
 mod admission;
 mod greeting;
@@ -46,7 +47,8 @@ pub struct Door<L, S> {
     paused_until: Option<Instant>,
     /// When the lack of descriptors was news last.
     exhausted: Option<Instant>,
-    /// Whether something came to the listening socket, and on each connection, when they were last waited for.
+    /// Whether something came to the listening socket, and on each connection, when they were last
+    /// waited for.
     listens: bool,
     ready: Vec<bool>,
 }
@@ -88,7 +90,8 @@ impl<L: Borrow<TcpListener>, S: Stream> Door<L, S> {
         congestion: Congestion,
         patience: Duration,
     ) -> Self {
-        // Whoever connects speaks first. Where the system cannot wait for that, it comes here to be silent.
+        // Whoever connects speaks first. Where the system cannot wait for that, it comes here to be
+        // silent.
         let deferred = socket::set_option(
             socket.borrow(),
             libc::IPPROTO_TCP,
@@ -182,7 +185,8 @@ impl<L: Borrow<TcpListener>, S: Stream> Door<L, S> {
         self.greetings.push(greeting);
     }
 
-    /// Whether the [mark](LaneRequest::mark) of a lane's request, which is good, comes for the first time.
+    /// Whether the [mark](LaneRequest::mark) of a lane's request, which is good, comes for the
+    /// first time.
     pub fn is_fresh(&mut self, mark: &[u8; 16]) -> bool {
         self.seen.is_fresh(mark)
     }

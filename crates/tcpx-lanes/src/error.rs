@@ -1,4 +1,5 @@
-//! Errors of sockets, of handshakes on them, and of interfaces. They name what was tried, and end with what to do.
+//! Errors of sockets, of handshakes on them, and of interfaces. They name what was tried, and end
+//! with what to do.
 
 use std::fmt;
 use std::io;
@@ -79,7 +80,8 @@ pub enum SocketError {
         /// The address dialled.
         peer: SocketAddr,
     },
-    /// No handshake came about: the keys or versions differ, the one-time key is spent, it is not tcpx.
+    /// No handshake came about: the keys or versions differ, the one-time key is spent, it is not
+    /// tcpx.
     #[error("handshake with {peer} failed: {error}")]
     Handshake {
         /// The other end.
@@ -127,12 +129,14 @@ impl SocketError {
         !matches!(self, Self::CutOff { .. } | Self::Handshake { .. })
     }
 
-    /// The peer says so: its process is gone, crowded, or not the one that is looked for. Silence says nothing.
+    /// The peer says so: its process is gone, crowded, or not the one that is looked for. Silence
+    /// says nothing.
     pub const fn is_answer(&self) -> bool {
         matches!(self, Self::Refused { .. }) || !self.is_silence()
     }
 
-    /// The peer hung up before the handshake was over, as one does that has more connections than it takes.
+    /// The peer hung up before the handshake was over, as one does that has more connections than
+    /// it takes.
     pub const fn is_hang_up(&self) -> bool {
         matches!(
             self,

@@ -4,8 +4,9 @@
 //! waits for costs no system call. A loop without work sleeps in `epoll_wait`. Loops end when their
 //! owner drops them, and then let go of every lane; a forked child leaves its parent's loops alone.
 //!
-//! A thread that waits for what a lane moves may lead the loop ([`Loop::lead`]): it runs the loop itself, which spares the
-//! wake-ups from the socket to the loop's thread, and from there to the waiting one.
+//! A thread that waits for what a lane moves may lead the loop ([`Loop::lead`]): it runs the loop
+//! itself, which spares the wake-ups from the socket to the loop's thread, and from there to the
+//! waiting one.
 
 mod lead;
 #[cfg(all(test, not(loom)))]
@@ -50,7 +51,8 @@ pub trait Source: Send + Debug {
     /// Moves bytes until the socket would block, there is nothing to do, or the turn's share is
     /// used up.
     fn turn(&mut self) -> Turn;
-    /// A turn of it has panicked, which is a defect of ours: it reports that it ends; [`finish`](Self::finish) follows.
+    /// A turn of it has panicked, which is a defect of ours: it reports that it ends;
+    /// [`finish`](Self::finish) follows.
     fn broke(&mut self) {}
     /// The loop has let go of the source: report what was in its hands as failed.
     fn finish(&mut self) {}
@@ -88,8 +90,8 @@ struct SourcePlace {
 const NOWHERE: usize = usize::MAX;
 
 impl Remote {
-    /// Hands a source over, the first one or when the one before has been finished. Its first turn comes at
-    /// once. A loop that has ended finishes the source instead.
+    /// Hands a source over, the first one or when the one before has been finished. Its first turn
+    /// comes at once. A loop that has ended finishes the source instead.
     pub fn start(&self, source: Box<dyn Source>) {
         // What the one before was still to do ended with it.
         self.place.flags.store(0, Ordering::SeqCst);
@@ -229,7 +231,8 @@ const EVENTS: usize = 64;
 type Events = [MaybeUninit<epoll::Event>; EVENTS];
 /// Why a lane ends whose turn has panicked.
 pub(crate) const BROKE: &str = "the lane has panicked, which is a defect of tcpx; report it";
-/// Room for sources that have something to do; with more of them at once a loop looks at all that it has.
+/// Room for sources that have something to do; with more of them at once a loop looks at all that
+/// it has.
 const RAISED: usize = 256;
 
 impl LoopInbox {
@@ -238,7 +241,8 @@ impl LoopInbox {
         u64::try_from(micros).unwrap_or(u64::MAX - 1)
     }
 
-    /// Whether the loop ends. A leader that asks leaves it alone then: what its look takes wakes the loop's thread no more.
+    /// Whether the loop ends. A leader that asks leaves it alone then: what its look takes wakes
+    /// the loop's thread no more.
     fn ends(&self, runner: &Runner) -> bool {
         let ends = self.stop.load(Ordering::SeqCst);
         if ends && runner.waits {
@@ -333,7 +337,8 @@ impl LoopInbox {
         epoll::wait(&self.poller, space, Some(&now)).map(|(events, _)| events)
     }
 
-    /// Gives a turn to every source that has something to do, also because this has happened; whether any had.
+    /// Gives a turn to every source that has something to do, also because this has happened;
+    /// whether any had.
     ///
     /// # Errors
     /// The loop is broken.
@@ -427,7 +432,8 @@ impl Runner {
         let sockets = entry
             .watched()
             .map(|one| one.map(|(socket, _)| socket.as_raw_fd()));
-        // From here on whoever raises a flag puts it on the list; what was raised before is seen now.
+        // From here on whoever raises a flag puts it on the list; what was raised before is seen
+        // now.
         entry.place.index.store(index, Ordering::SeqCst);
         self.entries[index] = Some(entry);
         let mut sockets = sockets.into_iter().flatten();
@@ -470,7 +476,8 @@ impl Runner {
         for index in [indexes >> 32, indexes & u64::from(u32::MAX)] {
             let index = usize::try_from(index).unwrap_or(0).wrapping_sub(1);
             let entry = self.entries.get(index).and_then(Option::as_ref);
-            // Of two that share a socket, what one waits for is nothing to the other: a look would be a call.
+            // Of two that share a socket, what one waits for is nothing to the other: a look would
+            // be a call.
             let is_alone = indexes >> 32 == 0;
             let waited_for = |it: &Entry| {
                 let has_come = flags.intersects(it.source.interest()) && it.source.waits_for_it();
@@ -532,7 +539,8 @@ impl Runner {
 pub struct EventLoops {
     loops: Loops,
     threads: Vec<JoinHandle<()>>,
-    /// Places that were given out together: first lanes, which are awake most, spread over the loops.
+    /// Places that were given out together: first lanes, which are awake most, spread over the
+    /// loops.
     spreads: AtomicUsize,
     process: u32,
 }
@@ -559,7 +567,8 @@ impl EventLoops {
         self.threads.len()
     }
 
-    /// So many loops, for a lane each: all of them before any comes twice, those with the fewest sources first.
+    /// So many loops, for a lane each: all of them before any comes twice, those with the fewest
+    /// sources first.
     pub fn spread(&self, lanes: usize) -> Vec<Loop> {
         let mut loops = self.loops.0.clone();
         let first = self.spreads.fetch_add(1, Ordering::Relaxed) % loops.len().max(1);
@@ -623,8 +632,8 @@ impl Loop {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Has the calling thread run the loop in its thread's place, unless another one does. It serves every source, also
-    /// those of others, until it leaves.
+    /// Has the calling thread run the loop in its thread's place, unless another one does. It
+    /// serves every source, also those of others, until it leaves.
     pub fn lead(&self) -> Option<Lead> {
         self.0.leadership.lead().then(|| Lead {
             led: self.clone(),
@@ -668,8 +677,8 @@ impl Lead {
         inbox.serve(&mut runner, happened).unwrap_or(false)
     }
 
-    /// The calling thread is about to sleep until the loop's [descriptor](Loop::as_fd) is readable; whether nothing is
-    /// left to do before.
+    /// The calling thread is about to sleep until the loop's [descriptor](Loop::as_fd) is readable;
+    /// whether nothing is left to do before.
     pub fn prepare_sleep(&self) -> bool {
         let Loop(inbox) = &self.led;
         let runner = lock(&inbox.runner);
@@ -677,8 +686,8 @@ impl Lead {
         inbox.ends(&runner) || runner.turns.is_empty()
     }
 
-    /// Leaves the loop alone until then, as the caller usually comes back. If not, the loop's thread serves it from then
-    /// on. Returns the loop.
+    /// Leaves the loop alone until then, as the caller usually comes back. If not, the loop's
+    /// thread serves it from then on. Returns the loop.
     pub fn leave_until(mut self, lease: Instant) -> Loop {
         self.lease = Some(lease);
         self.led.clone()
@@ -702,7 +711,8 @@ impl Drop for Lead {
         if inbox.leadership.begin_lease(until) {
             inbox.wake_thread();
         }
-        // To be parked, or for turns that are left: what they are for was the leader's to see, and comes to nobody again.
+        // To be parked, or for turns that are left: what they are for was the leader's to see, and
+        // comes to nobody again.
         let needs_it = lease.is_some() || !runner.turns.is_empty();
         if !inbox.ends(&runner) && runner.waits && needs_it {
             inbox.waker.interrupt();
@@ -742,9 +752,10 @@ pub fn loops_wanted(asked: u16) -> usize {
     }
 }
 
-/// One loop for every 2 cores, at most 12, and at least two where there are two cores: a message goes into a socket
-/// at half the speed at which it comes out, so one sender alone leaves a core half idle. A loop copies cold memory through
-/// a socket at about 4 GB/s, so fewer would not keep up with a GPU's copies; more than 12 only take each other's cache.
+/// One loop for every 2 cores, at most 12, and at least two where there are two cores: a message
+/// goes into a socket at half the speed at which it comes out, so one sender alone leaves a core
+/// half idle. A loop copies cold memory through a socket at about 4 GB/s, so fewer would not keep
+/// up with a GPU's copies; more than 12 only take each other's cache.
 fn loops_for(cores: usize) -> usize {
     (cores / 2).clamp(cores.min(2), 12)
 }

@@ -14,12 +14,13 @@ const ANSWER: Duration = Duration::from_millis(200);
 /// if other lanes had some.
 const STALL: Duration = Duration::from_secs(1);
 
-/// The same where the peer's system answers, but takes no more or has everything: the peer may just be
-/// slow to take it, which a dead lane would not fix. A peer whose process is silent meanwhile rests
-/// as a whole, so that time does not count.
+/// The same where the peer's system answers, but takes no more or has everything: the peer may just
+/// be slow to take it, which a dead lane would not fix. A peer whose process is silent meanwhile
+/// rests as a whole, so that time does not count.
 pub const STALL_BEHIND: Duration = Duration::from_secs(3);
 
-/// That is doubled each time, up to this, until the peer has read something of the lane: it may have no memory to read to.
+/// That is doubled each time, up to this, until the peer has read something of the lane: it may
+/// have no memory to read to.
 pub const LONGEST_STALL: Duration = Duration::from_secs(60);
 
 /// When a lane last moved, and what that was judged by.
@@ -55,8 +56,9 @@ impl Clock {
         }
     }
 
-    /// Looks at a lane that has done so much: for how long it has stalled, if it is dead. The peer was `at_work` then;
-    /// this process `rested` until now, perhaps with the machine, whose clock went on.
+    /// Looks at a lane that has done so much: for how long it has stalled, if it is dead. The peer
+    /// was `at_work` then; this process `rested` until now, perhaps with the machine, whose clock
+    /// went on.
     pub fn check_lane(
         &mut self,
         now: Instant,
@@ -118,8 +120,8 @@ impl Clock {
         (waited >= limit).then_some(waited)
     }
 
-    /// For how long the lane has stalled, if it is dead: that is too long, and the way is the reason, and not the
-    /// peer, which was heard since over another one.
+    /// For how long the lane has stalled, if it is dead: that is too long, and the way is the
+    /// reason, and not the peer, which was heard since over another one.
     fn dead(&self, now: Instant, at_work: (Instant, Instant)) -> Option<Duration> {
         self.hangs(now, at_work)
             .filter(|_| at_work.1 > self.since + ANSWER)
@@ -136,8 +138,8 @@ impl Clock {
     }
 }
 
-/// When the peer's process was last heard. Its system answers for it while it is stopped, so that only what it says by
-/// itself tells a lane that hangs from a peer that rests.
+/// When the peer's process was last heard. Its system answers for it while it is stopped, so that
+/// only what it says by itself tells a lane that hangs from a peer that rests.
 #[derive(Debug)]
 pub struct PeerLiveness {
     origin: Instant,
@@ -260,7 +262,8 @@ mod tests {
         let mut clock = Clock::new(start);
         for passed in (0..2900).step_by(100) {
             let now = start + ms(passed);
-            // Asked after 200, 600 and 1400 ms; of two within half a second only the first is answered.
+            // Asked after 200, 600 and 1400 ms; of two within half a second only the first is
+            // answered.
             let (tries, answered) = match passed {
                 ..200 => (0, 0),
                 200..600 => (0, 200),

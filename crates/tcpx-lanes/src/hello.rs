@@ -1,4 +1,5 @@
-//! Messages of a handshake on a socket: each is sent whole, and nothing is read that lies behind the handshake.
+//! Messages of a handshake on a socket: each is sent whole, and nothing is read that lies behind
+//! the handshake.
 
 use std::io;
 use std::net::TcpStream;

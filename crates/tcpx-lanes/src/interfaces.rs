@@ -95,7 +95,8 @@ pub struct Interface {
 /// The interfaces of this host, by name.
 ///
 /// # Errors
-/// [`SocketError::Io`] when the addresses cannot be read, or `/sys/class/net` is there and cannot be.
+/// [`SocketError::Io`] when the addresses cannot be read, or `/sys/class/net` is there and cannot
+/// be.
 pub fn interfaces() -> Result<Vec<Interface>, SocketError> {
     let addresses = addresses().map_err(|cause| SocketError::Io {
         operation: "getifaddrs",
@@ -113,7 +114,8 @@ pub fn interfaces() -> Result<Vec<Interface>, SocketError> {
     for one in &mut found {
         if one.kind == InterfaceKind::Virtual {
             one.driver = driver::driver_of(&one.name);
-            // In sysfs a cable whose ends have the same number in two namespaces looks like anything.
+            // In sysfs a cable whose ends have the same number in two namespaces looks like
+            // anything.
             if one.driver.as_deref() == Some("veth") {
                 one.kind = InterfaceKind::Veth;
             }
@@ -170,7 +172,8 @@ pub fn interfaces_in(
 }
 
 fn describe(path: &Path, name: String, addresses: &[InterfaceAddress]) -> Interface {
-    // Negative speeds, and an error in place of a value, mean "unknown"; virtual cards may say 2^32-1.
+    // Negative speeds, and an error in place of a value, mean "unknown"; virtual cards may say
+    // 2^32-1.
     let megabits: Option<u64> = number(&path.join("speed"));
     let own = addresses.iter().filter(|one| one.interface == name);
     Interface {

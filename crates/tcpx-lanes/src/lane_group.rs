@@ -1,8 +1,9 @@
-//! The lanes that share one queue: the chunks that none of them has taken yet, which lanes have nothing to do, and
-//! what each of them has written and keeps until its peer is through with it.
+//! The lanes that share one queue: the chunks that none of them has taken yet, which lanes have
+//! nothing to do, and what each of them has written and keeps until its peer is through with it.
 //!
-//! Whoever queues a chunk wakes a lane at rest. A lane that finds nothing notes that it rests and looks **once more**,
-//! so that no chunk is left behind with every lane at rest. Chunks of lanes that ended go first.
+//! Whoever queues a chunk wakes a lane at rest. A lane that finds nothing notes that it rests and
+//! looks **once more**, so that no chunk is left behind with every lane at rest. Chunks of lanes
+//! that ended go first.
 
 use std::collections::VecDeque;
 
@@ -55,8 +56,8 @@ struct RetainedChunk<C> {
     chunk: C,
     /// The place of its end in the lane's stream.
     end: u64,
-    /// Somebody waits for it. Otherwise the lane's socket may refer to its memory, which stays as it is: the peer
-    /// drops the chunk, but it must not see anything else.
+    /// Somebody waits for it. Otherwise the lane's socket may refer to its memory, which stays as
+    /// it is: the peer drops the chunk, but it must not see anything else.
     wanted: bool,
 }
 
@@ -67,8 +68,9 @@ pub enum Fate {
     Read,
     /// No socket refers to its memory.
     Free,
-    /// The lane's socket may refer to its memory: that stays until the peer has read what the lane wrote later, and its
-    /// system has acknowledged it. A lane that comes back is read only after its former stream was closed.
+    /// The lane's socket may refer to its memory: that stays until the peer has read what the lane
+    /// wrote later, and its system has acknowledged it. A lane that comes back is read only after
+    /// its former stream was closed.
     Lent,
 }
 
@@ -139,7 +141,8 @@ impl<C, Q> LaneGroup<C, Q> {
         self.queue.push(chunk)
     }
 
-    /// Queues chunks of a lane that ended, the oldest first, before all others. Wake lanes afterwards.
+    /// Queues chunks of a lane that ended, the oldest first, before all others. Wake lanes
+    /// afterwards.
     pub fn push_again(&self, chunks: impl IntoIterator<Item = Q>) {
         let mut again = self.again();
         again.extend(chunks);
@@ -159,14 +162,15 @@ impl<C, Q> LaneGroup<C, Q> {
         self.queue.pop()
     }
 
-    /// The next chunk for a lane, which says whether it [took](Self::took) it; `None` after noting that it rests.
+    /// The next chunk for a lane, which says whether it [took](Self::took) it; `None` after noting
+    /// that it rests.
     pub fn take(&self, lane: u16) -> Option<Q> {
         let chunk = self.pop().or_else(|| {
             self.idle.insert(lane);
             self.pop()
         })?;
-        // Also where it found one at once: a lane may be woken for other reasons than its place there,
-        // and one with a chunk in its hands must not be given another's turn.
+        // Also where it found one at once: a lane may be woken for other reasons than its place
+        // there, and one with a chunk in its hands must not be given another's turn.
         self.idle.remove(lane);
         Some(chunk)
     }
@@ -176,14 +180,15 @@ impl<C, Q> LaneGroup<C, Q> {
         self.queue.len() + self.resends.load(Ordering::SeqCst)
     }
 
-    /// Takes a lane that rests, to wake it for a chunk: the first one, so that as few lanes as keep up are awake, and
-    /// what comes one at a time finds both ends of its lane still awake.
+    /// Takes a lane that rests, to wake it for a chunk: the first one, so that as few lanes as keep
+    /// up are awake, and what comes one at a time finds both ends of its lane still awake.
     pub fn take_idle(&self) -> Option<u16> {
         self.idle.take()
     }
 
-    /// How many of so many lanes that live come by the queue soon: they neither rest nor wait for room in their sockets.
-    /// A lane that comes to rest after this was asked looks at the queue afterwards.
+    /// How many of so many lanes that live come by the queue soon: they neither rest nor wait for
+    /// room in their sockets. A lane that comes to rest after this was asked looks at the queue
+    /// afterwards.
     pub fn at_work(&self, live: usize) -> usize {
         let others = self.idle.bits() | self.full.bits();
         live.saturating_sub(others.count_ones() as usize)
@@ -254,7 +259,8 @@ impl<C, Q> LaneGroup<C, Q> {
         self.unwanted.load(Ordering::Relaxed)
     }
 
-    /// The peer says on the lane that it has read up to this place: the next chunk that is no longer kept for that.
+    /// The peer says on the lane that it has read up to this place: the next chunk that is no
+    /// longer kept for that.
     pub fn read_to(&self, lane: u16, place: u64) -> Option<C> {
         let read = self
             .kept(lane)
@@ -264,8 +270,8 @@ impl<C, Q> LaneGroup<C, Q> {
         Some(read)
     }
 
-    /// Nobody waits any more for a chunk that the lane keeps; `None` if it keeps no such chunk. `fate` is asked with the
-    /// chunk and the place of its end in the lane's stream.
+    /// Nobody waits any more for a chunk that the lane keeps; `None` if it keeps no such chunk.
+    /// `fate` is asked with the chunk and the place of its end in the lane's stream.
     pub fn release(
         &self,
         lane: u16,
@@ -302,8 +308,8 @@ impl<C, Q> LaneGroup<C, Q> {
         taken
     }
 
-    /// The lane is over: the chunks that it keeps and that somebody waits for, the oldest first. Nothing of it is
-    /// acknowledged afterwards.
+    /// The lane is over: the chunks that it keeps and that somebody waits for, the oldest first.
+    /// Nothing of it is acknowledged afterwards.
     pub fn end(&self, lane: u16) -> Vec<C> {
         self.idle.remove(lane);
         self.full.remove(lane);
@@ -441,7 +447,8 @@ mod tests {
             (released.chunk, released._lent_before)
         };
         assert_eq!(release(0, Fate::Lent), (None, vec![]));
-        // What goes to a socket behind another lane's says nothing of it, nor does the end of its own.
+        // What goes to a socket behind another lane's says nothing of it, nor does the end of its
+        // own.
         assert_eq!(release(1, Fate::Read), (Some(1), vec![]));
         assert_eq!((group.end(0), group.unwanted()), (vec![2], 1));
         group.keep(0, 0, 4);
@@ -466,7 +473,8 @@ mod model {
         LaneGroup::new(lanes, room)
     }
 
-    /// One chunk is queued for the first time and one again, while a lane looks for work: it finds both, or is woken.
+    /// One chunk is queued for the first time and one again, while a lane looks for work: it finds
+    /// both, or is woken.
     #[test]
     fn no_chunk_is_left_behind_with_every_lane_at_rest() {
         for again in [false, true] {
@@ -509,7 +517,8 @@ mod model {
         });
     }
 
-    /// The peer has placed a chunk while the lane that wrote it ends: it is released or sent again, never both.
+    /// The peer has placed a chunk while the lane that wrote it ends: it is released or sent again,
+    /// never both.
     #[test]
     fn a_chunk_that_is_placed_while_its_lane_ends_goes_one_way() {
         loom::model(|| {

@@ -1,5 +1,6 @@
-//! The TCP data plane of tcpx, for the engine's networks and for the NCCL plugin alike: event loops,
-//! wakers, lanes and their queue, socket calls and options, congestion control, page lending, interfaces.
+//! The TCP data plane of tcpx, for the engine's networks and for the NCCL plugin alike: event
+//! loops, wakers, lanes and their queue, socket calls and options, congestion control, page
+//! lending, interfaces.
 //!
 //! Users of tcpx see the crate `tcpx`; this one serves its siblings.
 

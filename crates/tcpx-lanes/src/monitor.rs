@@ -1,8 +1,10 @@
-//! The thread that looks after lanes: it notices those that hang, and sees to it that dead ones come back.
+//! The thread that looks after lanes: it notices those that hang, and sees to it that dead ones
+//! come back.
 //!
-//! It looks at what is watched while there is something to look at, and sleeps otherwise: whoever gives it
-//! something to look at [requests a check](MonitorHandle::request_check). It looks a [`TICK`] later, not at once: most of what
-//! it would see is over by then, and short messages would wake it each.
+//! It looks at what is watched while there is something to look at, and sleeps otherwise: whoever
+//! gives it something to look at [requests a check](MonitorHandle::request_check). It looks a
+//! [`TICK`] later, not at once: most of what it would see is over by then, and short messages would
+//! wake it each.
 
 use crate::lock;
 use std::io;
@@ -13,8 +15,8 @@ use std::time::{Duration, Instant};
 
 /// Between two looks at lanes that may stall.
 pub const TICK: Duration = Duration::from_millis(100);
-/// Looks further apart than this: this process was stopped, or had no core. What its lanes did meanwhile, and
-/// what was said to it, is not known yet.
+/// Looks further apart than this: this process was stopped, or had no core. What its lanes did
+/// meanwhile, and what was said to it, is not known yet.
 pub const REST: Duration = Duration::from_millis(500);
 
 /// What a [`Monitor`] looks at.
@@ -34,8 +36,8 @@ pub enum Look {
     In(Duration),
 }
 
-/// The thread, which runs from the first [`watch`](Self::watch) until this is dropped; a forked child leaves its
-/// parent's alone.
+/// The thread, which runs from the first [`watch`](Self::watch) until this is dropped; a forked
+/// child leaves its parent's alone.
 #[derive(Debug)]
 pub struct Monitor {
     name: &'static str,

@@ -1,8 +1,9 @@
 //! Sending pages instead of copies of them.
 //!
-//! `vmsplice` puts references to a range's pages into a pipe, and `splice` moves them into a socket: the
-//! sender copies nothing, and the receiver or the card reads the memory itself. The price: the memory must
-//! not change until the peer has read it, which the kernel does not report. Only the peer can.
+//! `vmsplice` puts references to a range's pages into a pipe, and `splice` moves them into a
+//! socket: the sender copies nothing, and the receiver or the card reads the memory itself. The
+//! price: the memory must not change until the peer has read it, which the kernel does not report.
+//! Only the peer can.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
@@ -26,8 +27,8 @@ pub(crate) struct PagePipe {
 }
 
 impl PagePipe {
-    /// A pipe for `bytes` bytes, or for fewer where the system gives no larger one; it works with any
-    /// size, with more calls.
+    /// A pipe for `bytes` bytes, or for fewer where the system gives no larger one; it works with
+    /// any size, with more calls.
     ///
     /// # Errors
     /// The process has no descriptors left, or the user no pipes.
@@ -55,12 +56,12 @@ impl PagePipe {
         self.loaded > 0
     }
 
-    /// Moves some of `span` to the non-blocking `socket`. Call it with the rest until there is none: what an earlier
-    /// call has loaded is the beginning of that rest.
+    /// Moves some of `span` to the non-blocking `socket`. Call it with the rest until there is
+    /// none: what an earlier call has loaded is the beginning of that rest.
     ///
     /// # Errors
-    /// The system refuses. While nothing [is loaded](Self::is_loaded), the bytes can be sent in another
-    /// way; otherwise what the pipe has taken is still to be sent.
+    /// The system refuses. While nothing [is loaded](Self::is_loaded), the bytes can be sent in
+    /// another way; otherwise what the pipe has taken is still to be sent.
     ///
     /// # Safety
     /// The span is readable memory. Pages that are written to before the peer has read them arrive
@@ -92,8 +93,8 @@ impl PagePipe {
     /// The span is readable memory.
     unsafe fn load(&self, span: Span) -> io::Result<usize> {
         loop {
-            // SAFETY: the caller vouches for the span, which is an iovec; its pages stay alive by the references that
-            // the pipe takes.
+            // SAFETY: the caller vouches for the span, which is an iovec; its pages stay alive by
+            // the references that the pipe takes.
             let loaded = unsafe {
                 libc::vmsplice(
                     self.write.as_raw_fd(),
@@ -115,12 +116,12 @@ impl PagePipe {
         }
     }
 
-    /// Keeps a [`send`](Self::send) to a socket that the peer has closed from ending the process: unlike
-    /// other ways of sending, it cannot be told to raise no `SIGPIPE`. It changes the calling thread's
-    /// signal mask for good, so it is for threads of our own.
+    /// Keeps a [`send`](Self::send) to a socket that the peer has closed from ending the process:
+    /// unlike other ways of sending, it cannot be told to raise no `SIGPIPE`. It changes the
+    /// calling thread's signal mask for good, so it is for threads of our own.
     pub(crate) fn ignore_broken_pipes() {
-        // SAFETY: the set lives on the stack and is initialised before it is read; only this thread's mask
-        // changes.
+        // SAFETY: the set lives on the stack and is initialised before it is read; only this
+        // thread's mask changes.
         unsafe {
             let mut set = std::mem::zeroed::<libc::sigset_t>();
             libc::sigemptyset(&raw mut set);

@@ -1,5 +1,5 @@
-//! The receiving half of a lane: reads a header, asks its [`Target`] where the payload goes, and reads it
-//! there.
+//! The receiving half of a lane: reads a header, asks its [`Target`] where the payload goes, and
+//! reads it there.
 
 use std::fmt::Debug;
 use std::io;
@@ -16,7 +16,8 @@ use crate::socket_calls::{self as calls, Moved};
 
 /// In the middle of many chunks the lane acknowledges no fewer bytes than this.
 const ACKNOWLEDGED_TOGETHER: u64 = 256 << 10;
-/// Bytes of an acknowledgement: how many bytes of the stream's chunks were read, to the end of a chunk.
+/// Bytes of an acknowledgement: how many bytes of the stream's chunks were read, to the end of a
+/// chunk.
 pub const ACKNOWLEDGEMENT_BYTES: usize = 8;
 /// Bytes of one where the lane is sealed.
 pub(crate) const SEALED_ACKNOWLEDGEMENT_BYTES: usize = ACKNOWLEDGEMENT_BYTES + TAG_BYTES;
@@ -32,8 +33,8 @@ pub trait Target: Send + Debug {
     /// The lane's stream.
     fn socket(&self) -> BorrowedFd<'_>;
 
-    /// Where the lane tells the sender how far it has read, if it does: chunks are kept until then. Nothing else goes
-    /// over this socket.
+    /// Where the lane tells the sender how far it has read, if it does: chunks are kept until then.
+    /// Nothing else goes over this socket.
     fn answers(&self) -> Option<BorrowedFd<'_>> {
         None
     }
@@ -43,8 +44,8 @@ pub trait Target: Send + Debug {
         TURN_BYTES
     }
 
-    /// Whether the peer may expose chunks: their payload is [read](Self::read) where it lies, and nothing of it comes
-    /// from the stream.
+    /// Whether the peer may expose chunks: their payload is [read](Self::read) where it lies, and
+    /// nothing of it comes from the stream.
     fn takes_exposed(&self) -> bool {
         false
     }
@@ -55,8 +56,8 @@ pub trait Target: Send + Debug {
     /// The peer broke the protocol; the lane ends.
     fn claim(&mut self, header: &ChunkHeader) -> Result<Answer<Self::Claim>, Violation>;
 
-    /// Reads from the stream, or of an exposed chunk where it lies, what follows the first `done` bytes of the payload,
-    /// and from the stream behind its end into `behind`.
+    /// Reads from the stream, or of an exposed chunk where it lies, what follows the first `done`
+    /// bytes of the payload, and from the stream behind its end into `behind`.
     ///
     /// # Errors
     /// The stream is broken.
@@ -67,8 +68,9 @@ pub trait Target: Send + Debug {
         behind: &mut [u8],
     ) -> io::Result<Progress>;
 
-    /// On a lane whose payload is sealed, in place of [`read`](Self::read): writes behind the first `done` bytes of the
-    /// payload what the peer sealed. `false` while there is no memory for it: resume the lane when there is.
+    /// On a lane whose payload is sealed, in place of [`read`](Self::read): writes behind the first
+    /// `done` bytes of the payload what the peer sealed. `false` while there is no memory for it:
+    /// resume the lane when there is.
     ///
     /// # Errors
     /// It cannot be written there.
@@ -89,8 +91,8 @@ pub trait Target: Send + Debug {
     /// All of the payload was read.
     fn complete(&mut self, claim: Self::Claim);
 
-    /// The lane ends in the middle of the chunk, which may come again over another one; or the claim was withdrawn, and the
-    /// rest of the chunk is read and dropped.
+    /// The lane ends in the middle of the chunk, which may come again over another one; or the
+    /// claim was withdrawn, and the rest of the chunk is read and dropped.
     fn put_back(&mut self, claim: Self::Claim);
 
     /// So many bytes that nobody wants were read.
@@ -108,7 +110,8 @@ pub trait Target: Send + Debug {
 pub enum Answer<C> {
     /// It is read to where the claim says.
     Write(C),
-    /// It is not known yet, or another lane that holds it must let go first. Resume the lane when that has changed.
+    /// It is not known yet, or another lane that holds it must let go first. Resume the lane when
+    /// that has changed.
     Park,
     /// Nobody wants it: it is read and dropped.
     Drain,
@@ -366,7 +369,8 @@ impl<T: Target> ReceiveLane<T> {
         }
     }
 
-    /// A chunk's payload was all read, after `bytes` more were, and is at its place if somebody wants it.
+    /// A chunk's payload was all read, after `bytes` more were, and is at its place if somebody
+    /// wants it.
     fn complete(&mut self, header: ChunkHeader, claim: Option<T::Claim>, bytes: usize) -> Step {
         if let Some(claim) = claim {
             self.target.complete(claim);
@@ -376,8 +380,8 @@ impl<T: Target> ReceiveLane<T> {
         Step::Moved(bytes)
     }
 
-    /// As [`read_payload`](Self::read_payload), of sealed payload: what nobody wants is opened all the same, so that
-    /// what follows is.
+    /// As [`read_payload`](Self::read_payload), of sealed payload: what nobody wants is opened all
+    /// the same, so that what follows is.
     fn open_payload(
         &mut self,
         header: ChunkHeader,
@@ -430,8 +434,8 @@ impl<T: Target> ReceiveLane<T> {
         step
     }
 
-    /// A chunk was read to its end, of which the sender hears now if it was told of little lately, else before the
-    /// lane rests.
+    /// A chunk was read to its end, of which the sender hears now if it was told of little lately,
+    /// else before the lane rests.
     fn acknowledge(&mut self, header: &ChunkHeader) {
         let bytes = match header.is_exposed() {
             true => self.seal.header_bytes(),
@@ -461,13 +465,14 @@ impl<T: Target> ReceiveLane<T> {
                 SEALED_ACKNOWLEDGEMENT_BYTES
             }
         };
-        // Those of the chunks that a sender leaves unacknowledged fit any buffer. One that is gone, or that has lost
-        // this way back, ends the lane's stream itself, behind all that it has sent.
+        // Those of the chunks that a sender leaves unacknowledged fit any buffer. One that is gone,
+        // or that has lost this way back, ends the lane's stream itself, behind all that it has
+        // sent.
         let _ = calls::send_bytes(answers, &record[..bytes]);
     }
 
-    /// Before the lane rests: has the kernel wake it for a useful number of bytes. If so many have come meanwhile,
-    /// setting the mark wakes the lane too.
+    /// Before the lane rests: has the kernel wake it for a useful number of bytes. If so many have
+    /// come meanwhile, setting the mark wakes the lane too.
     fn rest(&mut self) -> Turn {
         let wanted = match &self.state {
             State::Payload {
@@ -489,7 +494,8 @@ impl<T: Target> ReceiveLane<T> {
         Turn::End
     }
 
-    /// The chunk that the lane does not read because it has no place now, and how much of it was read.
+    /// The chunk that the lane does not read because it has no place now, and how much of it was
+    /// read.
     fn waiting(&self) -> Option<(ChunkHeader, usize)> {
         match &self.state {
             State::Parked(header) => Some((*header, 0)),
@@ -503,7 +509,8 @@ impl<T: Target> ReceiveLane<T> {
         }
     }
 
-    /// Bytes that are still to come from the stream for a chunk of which `done` bytes are at their place.
+    /// Bytes that are still to come from the stream for a chunk of which `done` bytes are at their
+    /// place.
     fn wire_left(&self, header: &ChunkHeader, done: usize) -> usize {
         match header.is_exposed() {
             true => 0,
@@ -511,8 +518,8 @@ impl<T: Target> ReceiveLane<T> {
         }
     }
 
-    /// A lane that does not read, because its chunk has no place yet, hears nothing of its end either:
-    /// asks whether the rest of the chunk can still come.
+    /// A lane that does not read, because its chunk has no place yet, hears nothing of its end
+    /// either: asks whether the rest of the chunk can still come.
     fn dies_waiting(&self) -> Option<Step> {
         let (header, done) = self.waiting()?;
         let left = self.wire_left(&header, done);

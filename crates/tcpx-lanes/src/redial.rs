@@ -1,9 +1,9 @@
-//! Connections that broke are dialled again: lanes, and the connections that carry control, of the engine and under
-//! NCCL alike.
+//! Connections that broke are dialled again: lanes, and the connections that carry control, of the
+//! engine and under NCCL alike.
 //!
-//! Nothing here touches a socket or looks at a clock. An owner of numbered places says how each stands, makes
-//! [attempts](Attempt) and fills its places with what they lead to; which are made, when, and which connection takes a
-//! place, is decided here.
+//! Nothing here touches a socket or looks at a clock. An owner of numbered places says how each
+//! stands, makes [attempts](Attempt) and fills its places with what they lead to; which are made,
+//! when, and which connection takes a place, is decided here.
 
 use std::time::{Duration, Instant};
 
@@ -16,8 +16,8 @@ pub const STEP: Duration = Duration::from_millis(2);
 /// What an attempt over one way may take.
 pub const ATTEMPT: Duration = Duration::from_secs(2);
 
-/// Between the end of a round of attempts and the next one. It doubles with each round in vain, up to the longest; where
-/// nothing lives, up to the other one, for somebody waits then.
+/// Between the end of a round of attempts and the next one. It doubles with each round in vain, up
+/// to the longest; where nothing lives, up to the other one, for somebody waits then.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 const LONGEST_BARE_PAUSE: Duration = Duration::from_millis(200);
@@ -125,8 +125,8 @@ impl<A: Attempt> Redial<A> {
         coming.fold(0, |lanes, (lane, _)| lanes | 1 << lane)
     }
 
-    /// For how long there has been no connection and none has come about, without the time in which this process rested; a
-    /// doubtful one is one.
+    /// For how long there has been no connection and none has come about, without the time in which
+    /// this process rested; a doubtful one is one.
     pub fn bare(&self, now: Instant) -> Option<Duration> {
         Some(now.saturating_duration_since(self.bare?))
     }
@@ -148,8 +148,8 @@ impl<A: Attempt> Redial<A> {
         self.is_round = true;
     }
 
-    /// Takes what is dialled further, and dials what is due by `dial`, which gives nothing where the peer dials: what that
-    /// leads to for these places.
+    /// Takes what is dialled further, and dials what is due by `dial`, which gives nothing where
+    /// the peer dials: what that leads to for these places.
     pub fn advance(
         &mut self,
         now: Instant,

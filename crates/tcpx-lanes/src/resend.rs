@@ -1,9 +1,10 @@
-//! The sender's half of a numbered stream of bytes, as control connections are: which of its bytes the peer may lack,
-//! and where they lie, so that another connection can go on where one broke.
+//! The sender's half of a numbered stream of bytes, as control connections are: which of its bytes
+//! the peer may lack, and where they lie, so that another connection can go on where one broke.
 //!
-//! Nothing here touches a socket. Bytes are numbered from the first one on. The peer says now and then how far it has
-//! read; behind a break both sides say so before anything else, and the rest is written again. Most bytes are copied;
-//! of a long message its own memory is what is written again, or nothing is.
+//! Nothing here touches a socket. Bytes are numbered from the first one on. The peer says now and
+//! then how far it has read; behind a break both sides say so before anything else, and the rest is
+//! written again. Most bytes are copied; of a long message its own memory is what is written again,
+//! or nothing is.
 
 use std::collections::VecDeque;
 
@@ -79,7 +80,8 @@ pub enum Impossible {
 }
 
 impl Resend {
-    /// A stream without bytes, with room for so many bytes of copies. Pages that were never used cost nothing.
+    /// A stream without bytes, with room for so many bytes of copies. Pages that were never used
+    /// cost nothing.
     pub fn with_room(copies: usize) -> Self {
         Self {
             copies: VecDeque::with_capacity(copies),
@@ -142,8 +144,8 @@ impl Resend {
         }
     }
 
-    /// The message of a number follows all others, with so many bytes; gives where it ends. Its memory is what is
-    /// written again.
+    /// The message of a number follows all others, with so many bytes; gives where it ends. Its
+    /// memory is what is written again.
     pub fn begin(&mut self, sequence: u64, bytes: usize) -> u64 {
         let start = self.end();
         let end = start + bytes as u64;
@@ -158,8 +160,8 @@ impl Resend {
         self.most = self.most.max(self.written);
     }
 
-    /// The message that was begun last is written: its bytes, in order, are copied. The caller may reuse its memory
-    /// then.
+    /// The message that was begun last is written: its bytes, in order, are copied. The caller may
+    /// reuse its memory then.
     pub fn copy_last(&mut self, pieces: [&[u8]; 2]) {
         let Some(Part { mut start, .. }) = self.parts.pop_back() else {
             return;
@@ -169,7 +171,8 @@ impl Resend {
         }
     }
 
-    /// The message that was begun last is written, and its caller has its memory back: it cannot be written again.
+    /// The message that was begun last is written, and its caller has its memory back: it cannot be
+    /// written again.
     pub fn lose_last(&mut self) {
         if let Some(Part { what, .. }) = self.parts.back_mut()
             && let What::Message(sequence) = *what
@@ -215,8 +218,8 @@ impl Resend {
         end
     }
 
-    /// The peer says that it has read up to here. Less than it said before is no news: what it said on a connection
-    /// that broke may come again behind what it said on the next one.
+    /// The peer says that it has read up to here. Less than it said before is no news: what it said
+    /// on a connection that broke may come again behind what it said on the next one.
     ///
     /// # Errors
     /// When so much was not written.
@@ -263,11 +266,12 @@ impl Resend {
         Ok(())
     }
 
-    /// Another connection goes on, and the peer has read up to here: the rest is to be written again.
+    /// Another connection goes on, and the peer has read up to here: the rest is to be written
+    /// again.
     ///
     /// # Errors
-    /// When so much was never written, when the peer has said before that it has read more, or when what it lacks is
-    /// not retained.
+    /// When so much was never written, when the peer has said before that it has read more, or when
+    /// what it lacks is not retained.
     pub fn rewind(&mut self, read: u64) -> Result<(), Impossible> {
         if read < self.read {
             return Err(self.impossible(self.most, read));
@@ -325,7 +329,8 @@ mod tests {
             }
         }
 
-        /// Writes at most so many bytes, of a new message of `size` bytes if all others are written.
+        /// Writes at most so many bytes, of a new message of `size` bytes if all others are
+        /// written.
         fn write(&mut self, size: usize, most: usize) {
             let bytes = match self.resend.next() {
                 NextPart::Bytes(bytes) => bytes.to_vec(),

@@ -1,7 +1,9 @@
-//! What protects the chunks of a lane: sealed headers, and sealed payload where both sides agreed on encryption.
+//! What protects the chunks of a lane: sealed headers, and sealed payload where both sides agreed
+//! on encryption.
 //!
-//! Payload is sealed from its source into memory of the lane, and opened in memory of the lane: pages that are lent are
-//! never sealed ones, and bytes that the peer did not seal never reach a destination.
+//! Payload is sealed from its source into memory of the lane, and opened in memory of the lane:
+//! pages that are lent are never sealed ones, and bytes that the peer did not seal never reach a
+//! destination.
 
 use std::io;
 use std::ops::Range;
@@ -171,7 +173,8 @@ impl SendSeal {
         }
     }
 
-    /// Sends `head`, what is left of it, and then more of the payload, sealed. `None` where payload goes as it is.
+    /// Sends `head`, what is left of it, and then more of the payload, sealed. `None` where payload
+    /// goes as it is.
     ///
     /// # Errors
     /// The connection is broken, or the payload is not readable.
@@ -304,8 +307,8 @@ impl ReceiveSeal {
         }
     }
 
-    /// What comes next where `left` bytes of a chunk's payload are not taken yet; what follows the payload goes into
-    /// `behind`. Only for [sealed payload](Self::seals_payload).
+    /// What comes next where `left` bytes of a chunk's payload are not taken yet; what follows the
+    /// payload goes into `behind`. Only for [sealed payload](Self::seals_payload).
     ///
     /// # Errors
     /// The stream is broken, or the peer did not seal what came.
@@ -329,7 +332,8 @@ impl ReceiveSeal {
         }
     }
 
-    /// Bytes that are still to come from the socket where `left` bytes of a chunk's payload are not taken yet.
+    /// Bytes that are still to come from the socket where `left` bytes of a chunk's payload are not
+    /// taken yet.
     pub fn wire_left(&self, left: usize) -> usize {
         match self {
             Self::Plain | Self::Headers(_) => left,

@@ -1,8 +1,9 @@
-//! The sending half of a lane: takes the next chunk from its [`Owner`] whenever its socket has room.
+//! The sending half of a lane: takes the next chunk from its [`Owner`] whenever its socket has
+//! room.
 //!
-//! Where the peer acknowledges, the owner hears how far it has read. Acknowledgements come over a socket of their own:
-//! the system resets a connection whose process ends before it has read all that came on it, and drops what it was still
-//! to send.
+//! Where the peer acknowledges, the owner hears how far it has read. Acknowledgements come over a
+//! socket of their own: the system resets a connection whose process ends before it has read all
+//! that came on it, and drops what it was still to send.
 
 use std::fmt::Debug;
 use std::io;
@@ -59,8 +60,8 @@ pub trait Owner: Send + Debug {
     /// The stream is broken.
     fn send(&mut self, chunk: &mut Self::Chunk, done: usize) -> io::Result<Moved>;
 
-    /// The memory of a chunk cannot be read, and nothing of it was sent: takes it, so that the lane goes on with the next,
-    /// or gives it back, which ends the lane.
+    /// The memory of a chunk cannot be read, and nothing of it was sent: takes it, so that the lane
+    /// goes on with the next, or gives it back, which ends the lane.
     ///
     /// # Errors
     /// The chunk.
@@ -224,8 +225,8 @@ impl<O: Owner> SendLane<O> {
     }
 
     fn steps(&mut self) -> io::Result<Turn> {
-        // Until nothing is to be read: the socket is watched for edges. Before the owner says that the lane is over: a
-        // peer that was done may have closed another lane first.
+        // Until nothing is to be read: the socket is watched for edges. Before the owner says that
+        // the lane is over: a peer that was done may have closed another lane first.
         self.read_acknowledgements()?;
         if !self.owner.begin() {
             return Ok(Turn::End);

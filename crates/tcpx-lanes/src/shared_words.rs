@@ -63,7 +63,8 @@ impl SharedWords {
 
     /// The words. Those that were [opened](Self::open) are for loads alone.
     pub fn words(&self) -> &[AtomicU64] {
-        // SAFETY: mapped as long as this lives; whoever else writes does so by whole words, or what is read means nothing.
+        // SAFETY: mapped as long as this lives; whoever else writes does so by whole words, or what
+        // is read means nothing.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.words) }
     }
 }

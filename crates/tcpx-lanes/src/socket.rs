@@ -36,21 +36,23 @@ impl DialOptions {
 /// Unacknowledged data makes the kernel give a control connection up after this long.
 const USER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A lane, or a comm's connection, that has been silent for this long is asked whether its other end is there, so often.
+/// A lane, or a comm's connection, that has been silent for this long is asked whether its other
+/// end is there, so often.
 const IDLE: Duration = Duration::from_secs(10);
 const PROBE: Duration = Duration::from_secs(5);
 const PROBES: u32 = 4;
 
-/// Connections that may wait for the acceptor: as many as the system allows (`net.core.somaxconn`). Where they are too
-/// many the kernel drops one's first packet, which its client sends again after a second.
+/// Connections that may wait for the acceptor: as many as the system allows (`net.core.somaxconn`).
+/// Where they are too many the kernel drops one's first packet, which its client sends again after
+/// a second.
 const BACKLOG: i32 = i32::MAX;
 
 fn is_every_v6(ip: IpAddr) -> bool {
     ip == IpAddr::V6(Ipv6Addr::UNSPECIFIED)
 }
 
-/// What to listen on for every address of this host: `::`, which takes IPv4 too, or `0.0.0.0` on a host without
-/// IPv6.
+/// What to listen on for every address of this host: `::`, which takes IPv4 too, or `0.0.0.0` on a
+/// host without IPv6.
 pub fn every_address() -> IpAddr {
     let v6 = Ipv6Addr::UNSPECIFIED;
     let bound = Socket::new(Domain::IPV6, Type::STREAM, Some(Protocol::TCP)).and_then(|socket| {
@@ -99,7 +101,8 @@ pub fn listen(address: SocketAddr, congestion: &Congestion) -> Result<TcpListene
     Ok(socket.into())
 }
 
-/// Begins to connect; [`is_connected`] says what came of it, once the stream, which is non-blocking, is writable.
+/// Begins to connect; [`is_connected`] says what came of it, once the stream, which is
+/// non-blocking, is writable.
 pub fn begin_connect(way: &Way, congestion: &Congestion) -> Result<TcpStream, SocketError> {
     let peer = way.peer;
     let started = Instant::now();
@@ -150,17 +153,17 @@ pub fn prepare_accepted(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)
 }
 
-/// Options for a lane, or a comm's connection. Its timeout is off: that also counts while a living peer has no room, and how
-/// long a receiver may rest is for the operation's deadline to say, or a program at work. Of the engine's peers the control
-/// connection says whether they live.
+/// Options for a lane, or a comm's connection. Its timeout is off: that also counts while a living
+/// peer has no room, and how long a receiver may rest is for the operation's deadline to say, or a
+/// program at work. Of the engine's peers the control connection says whether they live.
 ///
 /// # Errors
 /// The connection was reset.
 pub fn prepare_lane(stream: &TcpStream) -> io::Result<()> {
     let socket = socket2::SockRef::from(stream);
     socket.set_tcp_user_timeout(None)?;
-    // The other end's kernel answers for a living peer, so this only finds what is really gone: a host that vanished
-    // without a word.
+    // The other end's kernel answers for a living peer, so this only finds what is really gone: a
+    // host that vanished without a word.
     socket.set_tcp_keepalive(
         &TcpKeepalive::new()
             .with_time(IDLE)
@@ -194,9 +197,9 @@ pub fn is_near(socket: &impl AsFd) -> bool {
     peer.is_some_and(|peer| local == Some(peer) || peer.to_canonical().is_loopback())
 }
 
-/// Whether the other end may be a process of this host: what lies in pages that the kernel passes on by reference is then
-/// read when that process likes. Only where packets leave by a physical card is it another host for sure: a virtual
-/// one may lead to a container.
+/// Whether the other end may be a process of this host: what lies in pages that the kernel passes
+/// on by reference is then read when that process likes. Only where packets leave by a physical
+/// card is it another host for sure: a virtual one may lead to a container.
 pub fn may_be_near(socket: &impl AsFd) -> bool {
     if is_near(socket) {
         return true;
@@ -211,11 +214,11 @@ pub fn may_be_near(socket: &impl AsFd) -> bool {
     its.is_none_or(|one| one.kind != InterfaceKind::Physical)
 }
 
-/// Resets a stream: the kernel drops at once what it still has of it, and nobody sends or receives on it
-/// any more.
+/// Resets a stream: the kernel drops at once what it still has of it, and nobody sends or receives
+/// on it any more.
 pub fn abort(socket: std::os::fd::BorrowedFd<'_>) {
-    // connect(2): an address of no family dissolves the association. Not by closing: others may hold
-    // the socket for a while, and the kernel would go on sending meanwhile.
+    // connect(2): an address of no family dissolves the association. Not by closing: others may
+    // hold the socket for a while, and the kernel would go on sending meanwhile.
     let aborted = rustix::net::connect_unspec(socket);
     if let Err(error) = aborted {
         tracing::debug!(%error, "a lane that ends is reset when it is closed");
@@ -278,8 +281,8 @@ pub fn set_option(
     }
 }
 
-/// The process at the other end of a Unix socket as it is called here, `None` for one outside of this process's
-/// namespace, and the user that it had: unix(7), `SO_PEERCRED`.
+/// The process at the other end of a Unix socket as it is called here, `None` for one outside of
+/// this process's namespace, and the user that it had: unix(7), `SO_PEERCRED`.
 ///
 /// # Errors
 /// The socket is of another kind.
@@ -290,8 +293,9 @@ pub fn peer_process(socket: &impl AsFd) -> io::Result<(Option<Pid>, Uid)> {
         gid: 0,
     };
     let mut length = size_of_val(&peer) as libc::socklen_t;
-    // SAFETY: the kernel writes at most `length` bytes to `peer`, which has that many and is all integers. The binding of
-    // `rustix` takes the process for a number above zero, which it is not always.
+    // SAFETY: the kernel writes at most `length` bytes to `peer`, which has that many and is all
+    // integers. The binding of `rustix` takes the process for a number above zero, which it is not
+    // always.
     let answer = unsafe {
         libc::getsockopt(
             socket.as_fd().as_raw_fd(),

@@ -118,7 +118,8 @@ impl Part<'_> {
         Ok(self.spans()?.next().unwrap_or(Span::EMPTY))
     }
 
-    /// Offers it to `call` as far as one call goes, behind `head`; or in front of `behind` where that is all of it.
+    /// Offers it to `call` as far as one call goes, behind `head`; or in front of `behind` where
+    /// that is all of it.
     fn with_spans<R>(
         &self,
         head: Span,
@@ -154,8 +155,8 @@ impl Part<'_> {
     }
 }
 
-/// Whether a call has failed because the memory that it was given is not mapped, or not to be used so; the socket is as it
-/// was.
+/// Whether a call has failed because the memory that it was given is not mapped, or not to be used
+/// so; the socket is as it was.
 pub fn is_fault(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::EFAULT)
 }
@@ -234,8 +235,8 @@ pub fn send(socket: impl AsFd, head: &[u8], part: Part<'_>) -> io::Result<Moved>
     })?
 }
 
-/// Sends `head` and then `body` in one call, which are not both empty. Where one of them is, that is a plain `send`: it
-/// takes a tenth of a microsecond less.
+/// Sends `head` and then `body` in one call, which are not both empty. Where one of them is, that
+/// is a plain `send`: it takes a tenth of a microsecond less.
 ///
 /// # Errors
 /// The connection is broken.
@@ -284,9 +285,9 @@ fn moved(result: rustix::io::Result<usize>) -> io::Result<Moved> {
 /// # Errors
 /// The connection is broken, or the part is not writable.
 pub fn receive(socket: impl AsFd, part: Part<'_>, behind: &mut [u8]) -> io::Result<Moved> {
-    // SAFETY: the region behind `part` is kept alive by its slice. Writing to it is what the receive was
-    // posted for; the request's owner holds the write lease until its end is reported. `behind` is
-    // borrowed exclusively.
+    // SAFETY: the region behind `part` is kept alive by its slice. Writing to it is what the
+    // receive was posted for; the request's owner holds the write lease until its end is reported.
+    // `behind` is borrowed exclusively.
     part.with_spans(Span::EMPTY, Span::of_mut(behind), |spans| unsafe {
         receive_spans(socket, spans)
     })?
@@ -301,7 +302,8 @@ pub fn receive_aside(socket: impl AsFd, aside: &mut [u8], behind: &mut [u8]) -> 
     unsafe { receive_spans(socket, &[Span::of_mut(aside), Span::of_mut(behind)]) }
 }
 
-/// Receives into ordinary memory, at least one byte of it. The plain call costs less than one with spans.
+/// Receives into ordinary memory, at least one byte of it. The plain call costs less than one with
+/// spans.
 ///
 /// # Errors
 /// The connection is broken.
@@ -314,13 +316,14 @@ pub fn receive_bytes(socket: impl AsFd, into: &mut [u8]) -> io::Result<Moved> {
     })
 }
 
-/// Copies from another process's memory, in its order, into `part` and, once that is full, into `behind`. The kernel
-/// asks whether this process may: process_vm_readv(2). Less than all may come where one call does not take it, or where
-/// the other process has no memory; of `remote` no more than [`MAX_SPANS`] are taken.
+/// Copies from another process's memory, in its order, into `part` and, once that is full, into
+/// `behind`. The kernel asks whether this process may: process_vm_readv(2). Less than all may come
+/// where one call does not take it, or where the other process has no memory; of `remote` no more
+/// than [`MAX_SPANS`] are taken.
 ///
 /// # Errors
-/// There is no such process, this one may not read its memory, or nothing is where the first span says; or the part is
-/// not writable.
+/// There is no such process, this one may not read its memory, or nothing is where the first span
+/// says; or the part is not writable.
 pub fn read_process(
     process: rustix::process::Pid,
     remote: &[Span],
@@ -360,15 +363,17 @@ pub fn copy_checked(part: Part<'_>, mut into: &mut [u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Copies as much memory of this process as both spans have. The kernel copies: where nothing is any more it says so, and a
-/// plain copy ends the process. It is plain where the kernel lets no process read memory so, as in some sandboxes.
+/// Copies as much memory of this process as both spans have. The kernel copies: where nothing is
+/// any more it says so, and a plain copy ends the process. It is plain where the kernel lets no
+/// process read memory so, as in some sandboxes.
 ///
 /// # Errors
 /// Nothing is there.
 ///
 /// # Safety
-/// Both are memory of their lengths for the call, but for what its owner has unmapped by mistake, and what is written to is
-/// writable. What else touches the bytes meanwhile is their owner's own doing.
+/// Both are memory of their lengths for the call, but for what its owner has unmapped by mistake,
+/// and what is written to is writable. What else touches the bytes meanwhile is their owner's own
+/// doing.
 pub unsafe fn copy_spans(from: Span, into: Span) -> io::Result<()> {
     let own = rustix::process::getpid();
     let len = from.len().min(into.len());
@@ -401,8 +406,8 @@ unsafe fn read_process_spans(
 ) -> io::Result<usize> {
     // No more than a thousand each, which fits.
     let counts = [local, remote].map(|spans| spans.len().min(MAX_SPANS) as libc::c_ulong);
-    // SAFETY: the caller vouches for the local spans. The kernel reads the remote ones in another address space, and
-    // checks each: they may say anything.
+    // SAFETY: the caller vouches for the local spans. The kernel reads the remote ones in another
+    // address space, and checks each: they may say anything.
     let moved = retry_interrupted(|| unsafe {
         libc::process_vm_readv(
             process.as_raw_nonzero().get(),

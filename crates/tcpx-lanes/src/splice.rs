@@ -1,4 +1,5 @@
-//! Memory that leaves by its pages, see `PagePipe`. Only the peer's acknowledgement tells that it may change.
+//! Memory that leaves by its pages, see `PagePipe`. Only the peer's acknowledgement tells that it
+//! may change.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -9,8 +10,8 @@ use crate::socket_calls::{self as calls, Moved, Part, Span};
 
 /// With a smaller pipe, which a user with many of them gets, copying costs less than the calls.
 const MIN_PIPE_BYTES: usize = 64 << 10;
-/// Pipes of the process. With the largest, 64 of them take the 64 MiB after which Linux gives a user who is
-/// not root small ones only.
+/// Pipes of the process. With the largest, 64 of them take the 64 MiB after which Linux gives a
+/// user who is not root small ones only.
 const MOST_PIPES: usize = 64;
 
 static PIPES: AtomicUsize = AtomicUsize::new(0);
@@ -49,8 +50,8 @@ fn pipe(bytes: usize, pipes: &'static AtomicUsize) -> io::Result<(PagePipe, Perm
     Ok((pipe, permit))
 }
 
-/// How one lane lends memory: by a pipe that it makes when it first does, and else by copying, once the system
-/// has refused.
+/// How one lane lends memory: by a pipe that it makes when it first does, and else by copying, once
+/// the system has refused.
 #[derive(Debug)]
 pub struct Lender(State);
 
@@ -84,7 +85,8 @@ impl Lender {
         Self(State::Refused(None))
     }
 
-    /// Sends `head`, and then `payload` without a copy, in as many calls as it takes: each gets what is left.
+    /// Sends `head`, and then `payload` without a copy, in as many calls as it takes: each gets
+    /// what is left.
     ///
     /// # Errors
     /// The connection is broken.

@@ -31,8 +31,8 @@ pub struct Transport {
     pub busy_micros: u64,
     /// Most bytes of a packet.
     pub packet: u32,
-    /// How often the oldest of them was to be sent again because nothing came back in time; where none is under
-    /// way, how often the peer's system was asked in vain whether it has room.
+    /// How often the oldest of them was to be sent again because nothing came back in time; where
+    /// none is under way, how often the peer's system was asked in vain whether it has room.
     pub tries: u8,
     /// Since the peer's system acknowledged anything, be it again.
     pub answered_ago: Duration,
@@ -48,8 +48,9 @@ impl Transport {
         u64::from(self.unsent) + u64::from(self.in_flight) * u64::from(self.packet)
     }
 
-    /// As `tries`, but those that tell something: a system without room answers out-of-place packets twice a second
-    /// at most (`tcp_invalid_ratelimit`), so that one question without an answer is nothing unusual.
+    /// As `tries`, but those that tell something: a system without room answers out-of-place
+    /// packets twice a second at most (`tcp_invalid_ratelimit`), so that one question without an
+    /// answer is nothing unusual.
     pub fn vain_tries(&self) -> u8 {
         match self.in_flight {
             0 => self.tries.saturating_sub(1),
@@ -62,8 +63,9 @@ impl Transport {
         self.in_flight == 0 && self.unsent == 0
     }
 
-    /// Whether the last try is one that the peer's system would have answered by now: it came long enough after
-    /// the answer before, and long enough ago. Questions about room are no payload, and two of them take as long.
+    /// Whether the last try is one that the peer's system would have answered by now: it came long
+    /// enough after the answer before, and long enough ago. Questions about room are no payload,
+    /// and two of them take as long.
     fn owes_an_answer(&self) -> bool {
         let is_due = self.sent_ago >= self.round_trip + LATE;
         let was_free = self.answered_ago >= self.sent_ago + ANSWER;
@@ -107,14 +109,14 @@ pub fn lane_report(stream: &impl AsFd, lane: u16, peer: SocketAddr) -> LaneRepor
     }
 }
 
-/// Bytes that a stream was given so far, counted as [`Transport::acknowledged`] counts them; `None` where it is no TCP
-/// stream.
+/// Bytes that a stream was given so far, counted as [`Transport::acknowledged`] counts them; `None`
+/// where it is no TCP stream.
 pub fn given(socket: &impl AsFd) -> Option<u64> {
     loop {
         let before = transport(socket)?.acknowledged;
         let mut queued: libc::c_int = 0;
-        // SAFETY: the kernel writes one integer (tcp(7), SIOCOUTQ, which has the number of TIOCOUTQ); the descriptor is
-        // borrowed for the call.
+        // SAFETY: the kernel writes one integer (tcp(7), SIOCOUTQ, which has the number of
+        // TIOCOUTQ); the descriptor is borrowed for the call.
         let asked =
             unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), libc::TIOCOUTQ, &raw mut queued) };
         let queued = u64::try_from(queued).ok().filter(|_| asked == 0)?;
@@ -125,17 +127,18 @@ pub fn given(socket: &impl AsFd) -> Option<u64> {
     }
 }
 
-/// So often the oldest packet was sent again in vain when its way counts as broken: after some 600 ms within a
-/// site, and later where answers take longer.
+/// So often the oldest packet was sent again in vain when its way counts as broken: after some 600
+/// ms within a site, and later where answers take longer.
 const VAIN_TRIES: u8 = 2;
-/// And so long ago its last answer was, at least. A system without room answers questions about it twice a second
-/// at most (`tcp_invalid_ratelimit`), so where tries follow each other faster than usual, two alone say nothing.
+/// And so long ago its last answer was, at least. A system without room answers questions about it
+/// twice a second at most (`tcp_invalid_ratelimit`), so where tries follow each other faster than
+/// usual, two alone say nothing.
 const ANSWER: Duration = Duration::from_millis(550);
 /// Longer than an answer takes on its way, on a busy host.
 const LATE: Duration = Duration::from_millis(50);
 
-/// Whether the peer's system answers nothing of what was sent on a stream, so that the way to it is broken, or
-/// the system gone. A process that rests does not keep its system from answering.
+/// Whether the peer's system answers nothing of what was sent on a stream, so that the way to it is
+/// broken, or the system gone. A process that rests does not keep its system from answering.
 pub fn is_unanswered(socket: &impl AsFd) -> bool {
     transport(socket).is_some_and(|transport| {
         let waits = !transport.is_drained();
@@ -246,8 +249,8 @@ mod tests {
         }
     }
 
-    /// The answer to the second try was held back, and the third comes later: the way is whole. Where the third gets
-    /// none either, it is not.
+    /// The answer to the second try was held back, and the third comes later: the way is whole.
+    /// Where the third gets none either, it is not.
     #[test]
     fn a_try_that_came_too_soon_after_an_answer_says_nothing() {
         let at = |answered: u64, sent: u64| Transport {

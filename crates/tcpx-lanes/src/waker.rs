@@ -1,5 +1,5 @@
-//! Waking a thread that waits on a descriptor: with one system call per batch, and with none while the
-//! thread looks by itself.
+//! Waking a thread that waits on a descriptor: with one system call per batch, and with none while
+//! the thread looks by itself.
 
 #[cfg(all(test, loom))]
 mod model;
@@ -21,14 +21,14 @@ const RAISED: u8 = 1;
 const WOKEN: u8 = 2;
 /// The consumer looks without being woken.
 const LOOKED_FOR: u8 = 4;
-/// Remembers that a wake-up is under way, so that further ones cost no system call, and that none is
-/// needed while the consumer looks by itself.
+/// Remembers that a wake-up is under way, so that further ones cost no system call, and that none
+/// is needed while the consumer looks by itself.
 ///
 /// Producers publish their work and then call [`raise`](Self::raise); the consumer calls
 /// [`lower`](Self::lower) and then looks for work. Work published before a `raise` that returned
-/// `false` is seen by the consumer after its next `lower`, for which it is woken unless it has said that
-/// it looks. Everything is one word that only read-modify-writes change, so that each sees what those
-/// before it published.
+/// `false` is seen by the consumer after its next `lower`, for which it is woken unless it has said
+/// that it looks. Everything is one word that only read-modify-writes change, so that each sees
+/// what those before it published.
 #[derive(Debug)]
 struct Raised(AtomicU8);
 
@@ -52,19 +52,20 @@ impl Raised {
         self.0.fetch_and(LOOKED_FOR, Ordering::AcqRel) & WOKEN != 0
     }
 
-    /// As [`lower`](Self::lower), for a consumer whose wakes are counted: `unread` of them were announced and
-    /// not read yet; the answer is how many are then. `read` takes those that came, unless the consumer
-    /// looks by itself.
+    /// As [`lower`](Self::lower), for a consumer whose wakes are counted: `unread` of them were
+    /// announced and not read yet; the answer is how many are then. `read` takes those that came,
+    /// unless the consumer looks by itself.
     ///
-    /// It reads first: a wake that comes after the flag was lowered is for work that it may not see any more.
+    /// It reads first: a wake that comes after the flag was lowered is for work that it may not see
+    /// any more.
     fn lower_and_read(&self, unread: u64, read: impl FnOnce() -> u64) -> u64 {
         let taken = if self.is_looked_for() { 0 } else { read() };
         // Whatever was taken had been announced before, or is by the flag that is lowered now.
         (unread + u64::from(self.lower())).saturating_sub(taken)
     }
 
-    /// The consumer looks without being woken from now on, or no longer; true when it must be woken for
-    /// what was raised meanwhile.
+    /// The consumer looks without being woken from now on, or no longer; true when it must be woken
+    /// for what was raised meanwhile.
     fn set_looked_for(&self, looked_for: bool) -> bool {
         let before = self.change(|state| match state {
             state if looked_for => state | LOOKED_FOR,
@@ -128,8 +129,8 @@ impl Waker {
         self.raised.is_raised()
     }
 
-    /// The consumer looks without waiting on the descriptor, or no longer: what was raised meanwhile
-    /// makes the descriptor readable then.
+    /// The consumer looks without waiting on the descriptor, or no longer: what was raised
+    /// meanwhile makes the descriptor readable then.
     pub fn set_looked_for(&self, looked_for: bool) {
         if self.raised.set_looked_for(looked_for) {
             self.write();

@@ -1,8 +1,8 @@
 //! How many threads of the library run, so that no thread busy-polls on a core that another needs.
 //!
-//! Waking a thread takes 5 to 40 microseconds, and a transfer of medium size waits for a dozen wake-ups
-//! in a row. So a thread that has just had work polls for more for a short while before it sleeps, if
-//! cores are spare, and never if nothing has happened.
+//! Waking a thread takes 5 to 40 microseconds, and a transfer of medium size waits for a dozen
+//! wake-ups in a row. So a thread that has just had work polls for more for a short while before it
+//! sleeps, if cores are spare, and never if nothing has happened.
 
 use std::marker::PhantomData;
 use std::sync::OnceLock;
@@ -36,18 +36,18 @@ impl Awake {
         result
     }
 
-    /// Whether this thread may busy-poll: polling threads leave half of the cores to the program and to
-    /// others.
+    /// Whether this thread may busy-poll: polling threads leave half of the cores to the program
+    /// and to others.
     pub fn may_look(&self) -> bool {
         has_spare_cores()
     }
 }
 
-/// Between two polls: yields the core to a thread that waits for it. A thread that was just woken would
-/// wait for a polling one longer than its own work takes.
+/// Between two polls: yields the core to a thread that waits for it. A thread that was just woken
+/// would wait for a polling one longer than its own work takes.
 ///
-/// Not a pause instruction: a hypervisor may take that for idleness and stop the virtual processor for
-/// longer than a copy takes.
+/// Not a pause instruction: a hypervisor may take that for idleness and stop the virtual processor
+/// for longer than a copy takes.
 pub fn give_way() {
     std::thread::yield_now();
 }

@@ -10,8 +10,8 @@ use crate::kind::MemoryKind;
 use crate::region::Region;
 use crate::slice::RegionSlice;
 
-/// Memory that a network fills and that fragments point into. Descriptors' source offsets count from
-/// its start. Cheap to clone.
+/// Memory that a network fills and that fragments point into. Descriptors' source offsets count
+/// from its start. Cheap to clone.
 ///
 /// Host memory stands in where the network has no device memory. A pool whose owner goes on filling
 /// it while parts are unpacked must be made of a slice that rides on the owner's
@@ -31,8 +31,8 @@ impl BouncePool {
         }
     }
 
-    /// A pool that a network card writes to by itself. In GPU memory, each unpack first makes sure that
-    /// the GPU sees those writes.
+    /// A pool that a network card writes to by itself. In GPU memory, each unpack first makes sure
+    /// that the GPU sees those writes.
     pub fn written_by_card(slice: RegionSlice) -> Self {
         Self {
             slice,
@@ -72,15 +72,16 @@ impl From<Region> for BouncePool {
     }
 }
 
-/// Mean bytes of a descriptor from which copies beat the kernel: between GPU memories, and where one end is
-/// pinned host memory.
+/// Mean bytes of a descriptor from which copies beat the kernel: between GPU memories, and where
+/// one end is pinned host memory.
 const SMALLEST_DEVICE_COPY: u64 = 8 << 20;
 const SMALLEST_HOST_COPY: u64 = 2 << 20;
 
 /// How fragments are moved from a bounce pool to their destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum UnpackMethod {
-    /// The CPU gathers: pool to host, gather, host to destination. Works for every pair of memories.
+    /// The CPU gathers: pool to host, gather, host to destination. Works for every pair of
+    /// memories.
     Host,
     /// One device copy per descriptor.
     D2d,
@@ -102,7 +103,8 @@ impl UnpackMethod {
         }
     }
 
-    /// The fastest method for a list between a pair of memories, as the example `unpack` of `tcpx-bench` measures.
+    /// The fastest method for a list between a pair of memories, as the example `unpack` of
+    /// `tcpx-bench` measures.
     pub const fn automatic_for(
         pool: MemoryKind,
         destination: MemoryKind,

@@ -8,16 +8,16 @@ use crate::slice::RegionSlice;
 const LINE: usize = 64;
 
 impl RegionSlice {
-    /// Demotes bytes that the calling core has just written and that a device reads next: a GPU reads
-    /// lines that are dirty in a core's cache at half the speed. A hint; processors that do not know it
-    /// do nothing, and the bytes do not change.
+    /// Demotes bytes that the calling core has just written and that a device reads next: a GPU
+    /// reads lines that are dirty in a core's cache at half the speed. A hint; processors that do
+    /// not know it do nothing, and the bytes do not change.
     pub fn leave_core(&self) {
         #[cfg(target_arch = "x86_64")]
         if let Some(first) = self.host_ptr() {
             for at in (0..self.len()).step_by(LINE) {
                 let line = first.wrapping_add(at);
-                // SAFETY: the instruction changes no memory and no register, and faults for no address;
-                // processors without it take it for a NOP.
+                // SAFETY: the instruction changes no memory and no register, and faults for no
+                // address; processors without it take it for a NOP.
                 unsafe {
                     std::arch::asm!(
                         "cldemote [{line}]",
@@ -31,18 +31,19 @@ impl RegionSlice {
 }
 
 impl RegionSlice {
-    /// Copies `bytes` to byte `at` of this part with non-temporal stores, so that a device that reads them
-    /// next finds them in memory, not in a core's cache. Blocks for GPU memory.
+    /// Copies `bytes` to byte `at` of this part with non-temporal stores, so that a device that
+    /// reads them next finds them in memory, not in a core's cache. Blocks for GPU memory.
     ///
     /// # Errors
-    /// [`MemoryError::OutOfBounds`], [`MemoryError::Busy`] for a plain slice, or the driver's refusal.
+    /// [`MemoryError::OutOfBounds`], [`MemoryError::Busy`] for a plain slice, or the driver's
+    /// refusal.
     pub fn write_past_caches(&self, at: usize, bytes: &[u8]) -> Result<(), MemoryError> {
         let part = self.slice(at..at.saturating_add(bytes.len()))?;
         #[cfg(target_arch = "x86_64")]
         if let Some(to) = part.host_ptr() {
             let _hold = part.hold(crate::lease::Access::Write, "a write past the caches")?;
-            // SAFETY: `part` is as long as `bytes`, its region keeps the memory, and the hold keeps everybody
-            // else away from it.
+            // SAFETY: `part` is as long as `bytes`, its region keeps the memory, and the hold keeps
+            // everybody else away from it.
             unsafe { copy_past_caches(bytes, to) };
             return Ok(());
         }
@@ -50,8 +51,9 @@ impl RegionSlice {
     }
 }
 
-/// Copies whole lines of the destination with non-temporal stores, and the rest at both ends as usual.
-/// A thread or device that sees what the calling thread publishes afterwards also sees the bytes.
+/// Copies whole lines of the destination with non-temporal stores, and the rest at both ends as
+/// usual. A thread or device that sees what the calling thread publishes afterwards also sees the
+/// bytes.
 ///
 /// # Safety
 /// `to` is valid for writes of as many bytes as `from` has, and nothing else touches them.
@@ -62,9 +64,9 @@ unsafe fn copy_past_caches(from: &[u8], to: *mut u8) {
     const PART: usize = size_of::<__m128i>();
     let (head, rest) = from.split_at(to.align_offset(LINE).min(from.len()));
     let (lines, tail) = rest.split_at(rest.len() - rest.len() % LINE);
-    // SAFETY: the three pieces follow each other in `from` and in the destination, which is as long; the
-    // middle one begins at a line there, as streaming stores need, and has whole ones. SSE2 is part of
-    // x86-64.
+    // SAFETY: the three pieces follow each other in `from` and in the destination, which is as
+    // long; the middle one begins at a line there, as streaming stores need, and has whole ones.
+    // SSE2 is part of x86-64.
     unsafe {
         to.copy_from_nonoverlapping(head.as_ptr(), head.len());
         let middle = to.add(head.len());

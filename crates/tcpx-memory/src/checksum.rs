@@ -1,5 +1,5 @@
-//! Checksums over bytes that arrive in pieces: CRC32C (Castagnoli), and a tag that nobody without the key can keep while
-//! the bytes change.
+//! Checksums over bytes that arrive in pieces: CRC32C (Castagnoli), and a tag that nobody without
+//! the key can keep while the bytes change.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};

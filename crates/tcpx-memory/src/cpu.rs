@@ -38,8 +38,8 @@ pub(crate) fn run(work: &Work) -> Result<u64, MemoryError> {
             with,
         } => {
             let (source, destination) = (pointer(pool.slice())?, pointer(to)?);
-            // SAFETY: the job's descriptors were checked against both lengths, and holds keep others
-            // away.
+            // SAFETY: the job's descriptors were checked against both lengths, and holds keep
+            // others away.
             unsafe { unpack(*with, source, destination, descriptors.as_slice()) };
             Ok(descriptors.bytes())
         }
@@ -54,8 +54,8 @@ pub(crate) fn run(work: &Work) -> Result<u64, MemoryError> {
     }
 }
 
-/// Does the next `piece` bytes of such work, or the next descriptors of about as many. `done` counts bytes
-/// or descriptors and starts at 0; `Some` is the result at the end.
+/// Does the next `piece` bytes of such work, or the next descriptors of about as many. `done`
+/// counts bytes or descriptors and starts at 0; `Some` is the result at the end.
 pub(crate) fn step(
     work: &Work,
     done: &mut usize,

@@ -18,8 +18,8 @@ use crate::lease::Access;
 use crate::region::Region;
 use crate::slice::RegionSlice;
 
-/// A region exported as a dma-buf. Cheap to clone; the region lives as long as any clone, and the kernel
-/// keeps the memory for as long as a device uses it.
+/// A region exported as a dma-buf. Cheap to clone; the region lives as long as any clone, and the
+/// kernel keeps the memory for as long as a device uses it.
 #[derive(Clone)]
 pub struct DmaBuf(Arc<Inner>);
 
@@ -30,8 +30,8 @@ struct Inner {
 }
 
 impl DmaBuf {
-    /// Host memory (udmabuf), all zero, that the CPU reads through the region. `len` in bytes is rounded
-    /// up to whole pages.
+    /// Host memory (udmabuf), all zero, that the CPU reads through the region. `len` in bytes is
+    /// rounded up to whole pages.
     ///
     /// # Errors
     /// No `/dev/udmabuf` or no right to open it, more bytes than the kernel allows, or no memory.
@@ -52,8 +52,8 @@ impl DmaBuf {
     /// Exports a region of GPU memory as a whole. Its address and length must be whole pages.
     ///
     /// # Errors
-    /// As [`Self::cuda`]; [`DmaBufError::NotWholePages`]; [`DmaBufError::NotExportable`] for host memory,
-    /// which [`Self::host`] makes exportable from the start.
+    /// As [`Self::cuda`]; [`DmaBufError::NotWholePages`]; [`DmaBufError::NotExportable`] for host
+    /// memory, which [`Self::host`] makes exportable from the start.
     pub fn export(region: &Region) -> Result<Self, DmaBufError> {
         Ok(Self(Arc::new(Inner {
             fd: cuda::export(region)?,
@@ -64,7 +64,8 @@ impl DmaBuf {
     /// A dma-buf that somebody else exported.
     ///
     /// # Safety
-    /// `region` is the memory behind it, from its start: a device writes there what it is told to write to the region.
+    /// `region` is the memory behind it, from its start: a device writes there what it is told to
+    /// write to the region.
     pub unsafe fn from_fd(fd: OwnedFd, region: Region) -> Self {
         Self(Arc::new(Inner { fd, region }))
     }
@@ -102,7 +103,8 @@ impl DmaBuf {
         Ok(BouncePool::written_by_card(lease.all()))
     }
 
-    /// Where a slice lies in the dma-buf, in bytes from its start; `None` for slices of other regions.
+    /// Where a slice lies in the dma-buf, in bytes from its start; `None` for slices of other
+    /// regions.
     pub fn offset_of(&self, slice: &RegionSlice) -> Option<u64> {
         (slice.region().id() == self.0.region.id()).then_some(slice.offset() as u64)
     }

@@ -1,5 +1,5 @@
-//! The end of the process: the driver is torn down while threads of ours live, and a call of theirs meanwhile would end
-//! the process by a signal.
+//! The end of the process: the driver is torn down while threads of ours live, and a call of theirs
+//! meanwhile would end the process by a signal.
 
 use std::sync::Once;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,11 +8,13 @@ use std::time::{Duration, Instant};
 
 use crate::fork;
 
-/// Longest wait for threads that are inside the driver: one may be there for as long as a kernel runs.
+/// Longest wait for threads that are inside the driver: one may be there for as long as a kernel
+/// runs.
 const LIMIT: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_micros(100);
 
-/// Whether the process ends, in the lowest bit, and twice the number of those who are inside the driver.
+/// Whether the process ends, in the lowest bit, and twice the number of those who are inside the
+/// driver.
 static STATE: AtomicUsize = AtomicUsize::new(0);
 const ENDS: usize = 1;
 const ONE: usize = 2;
@@ -40,8 +42,8 @@ pub(crate) fn stand_still() -> ! {
     }
 }
 
-/// From now on an end of the process first waits for who is inside the driver, and lets nobody in. The driver is loaded:
-/// of the handlers of an end the latest comes first.
+/// From now on an end of the process first waits for who is inside the driver, and lets nobody in.
+/// The driver is loaded: of the handlers of an end the latest comes first.
 pub(crate) fn watch() {
     static WATCH: Once = Once::new();
     WATCH.call_once(|| {

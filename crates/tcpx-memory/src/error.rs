@@ -170,12 +170,12 @@ pub enum MemoryError {
         "the copy worker was dropped while this job waited for earlier GPU work; keep the worker until its jobs have ended"
     )]
     WorkerStopped,
-    /// A fault in the copy worker ended it, or left it without means to go on. Memory of jobs that it had
-    /// begun stays held, because something may still touch it.
+    /// A fault in the copy worker ended it, or left it without means to go on. Memory of jobs that
+    /// it had begun stays held, because something may still touch it.
     #[error("a fault ended the copy worker; restart the program and report the fault")]
     WorkerFailed,
-    /// Nobody can learn when the job ends. Its memory stays held for as long as the process lives, because
-    /// something may still touch it.
+    /// Nobody can learn when the job ends. Its memory stays held for as long as the process lives,
+    /// because something may still touch it.
     #[error("{source}; the job's memory stays held, so restart the program")]
     EndUnknown {
         /// Why not.
@@ -305,7 +305,8 @@ pub enum CudaError {
         /// The device's ordinal.
         device: u32,
     },
-    /// Whoever waited for the default streams would wait for a stream that is being captured, and break that.
+    /// Whoever waited for the default streams would wait for a stream that is being captured, and
+    /// break that.
     #[error(
         "a graph of GPU {device} is being captured from a stream that synchronises with the default streams, so nothing can wait for those; name the stream that the memory's work is on, or none, or capture a non-blocking stream"
     )]

@@ -1,6 +1,7 @@
 //! For tests of other crates: a CUDA driver in memory, with GPUs whose memory is the process's own.
 //!
-//! Streams do their work only when somebody asks about them, so that what is used too early shows as wrong bytes.
+//! Streams do their work only when somebody asks about them, so that what is used too early shows
+//! as wrong bytes.
 
 use std::collections::BTreeSet;
 use std::ffi::{CStr, c_char, c_void};
@@ -23,8 +24,8 @@ pub fn make_current() {
     fake::make_current();
 }
 
-/// The calls so far that wait for the program's kernels (frees), or hold up copies of the process meanwhile
-/// (allocations, pinning, loading of modules).
+/// The calls so far that wait for the program's kernels (frees), or hold up copies of the process
+/// meanwhile (allocations, pinning, loading of modules).
 pub fn costly_calls() -> Vec<&'static str> {
     fake::costly_calls()
 }
@@ -49,8 +50,9 @@ pub fn closers() -> [BTreeSet<String>; 2] {
     fake::sharing::closers()
 }
 
-/// Runs `run` while a stream of the primary context is captured as a graph, in the mode that forbids most; whether the
-/// capture has survived. `blocking` streams synchronise with the default ones.
+/// Runs `run` while a stream of the primary context is captured as a graph, in the mode that
+/// forbids most; whether the capture has survived. `blocking` streams synchronise with the default
+/// ones.
 pub fn while_capturing(blocking: bool, run: impl FnOnce(After)) -> bool {
     make_current();
     let stream = fake::begin_capture(blocking, fake::Mode::Global);
@@ -60,7 +62,8 @@ pub fn while_capturing(blocking: bool, run: impl FnOnce(After)) -> bool {
     fake::end_capture(stream)
 }
 
-/// A function of the fake by the driver's name for it; null for one that has none here. A test gives this to a plugin.
+/// A function of the fake by the driver's name for it; null for one that has none here. A test
+/// gives this to a plugin.
 ///
 /// # Safety
 /// `name` ends in a zero.

@@ -12,18 +12,19 @@ use crate::lock;
 
 /// Which of the caller's GPU work an operation must wait for.
 ///
-/// An operation is no part of a graph. On a stream that is being captured it is refused before anything is recorded
-/// ([`CudaError::StreamCaptured`]), and so is one after the default streams while a stream is captured that synchronises
-/// with them ([`CudaError::DefaultStreamsCaptured`]); the capture goes on. Only one that another thread begins between
-/// the driver's answer and the call after it is broken, as by any use of the legacy stream; operations after a
-/// non-blocking stream, or after nothing, never touch a capture.
+/// An operation is no part of a graph. On a stream that is being captured it is refused before
+/// anything is recorded ([`CudaError::StreamCaptured`]), and so is one after the default streams
+/// while a stream is captured that synchronises with them ([`CudaError::DefaultStreamsCaptured`]);
+/// the capture goes on. Only one that another thread begins between the driver's answer and the
+/// call after it is broken, as by any use of the legacy stream; operations after a non-blocking
+/// stream, or after nothing, never touch a capture.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum After {
     /// Nothing: the caller knows that the bytes are ready.
     Nothing,
-    /// All work submitted so far to the context's default streams: the legacy one, and with it every
-    /// stream that synchronises with it, which each thread's own does too. Work on other non-blocking
-    /// streams is the caller's to name.
+    /// All work submitted so far to the context's default streams: the legacy one, and with it
+    /// every stream that synchronises with it, which each thread's own does too. Work on other
+    /// non-blocking streams is the caller's to name.
     #[default]
     DefaultStreams,
     /// All work submitted so far to a stream of the program: [`After::stream`].
@@ -42,11 +43,12 @@ unsafe impl Send for Stream {}
 unsafe impl Sync for Stream {}
 
 impl After {
-    /// All work submitted so far to this `CUstream`; the driver's own names for the default streams, 0 to 2, are
-    /// [`After::DefaultStreams`].
+    /// All work submitted so far to this `CUstream`; the driver's own names for the default
+    /// streams, 0 to 2, are [`After::DefaultStreams`].
     ///
     /// # Safety
-    /// It is a stream that is not destroyed before the last operation has started that this was given to.
+    /// It is a stream that is not destroyed before the last operation has started that this was
+    /// given to.
     pub unsafe fn stream(handle: u64) -> Self {
         match handle {
             0..=2 => Self::DefaultStreams,
@@ -59,8 +61,8 @@ impl After {
     /// The work before this `CUevent`.
     ///
     /// # Safety
-    /// It is an event that has been recorded, outside of a capture, and is neither destroyed nor recorded again before
-    /// the last operation has ended that this was given to.
+    /// It is an event that has been recorded, outside of a capture, and is neither destroyed nor
+    /// recorded again before the last operation has ended that this was given to.
     pub unsafe fn event(handle: u64) -> Self {
         Self::Event(Event(std::ptr::with_exposed_provenance_mut(
             handle as usize,
@@ -87,7 +89,8 @@ struct Inner {
     event: Event,
     /// The event came from the pool and returns there; else it is the caller's own.
     pooled: bool,
-    /// It was seen reached: every chunk of a transfer asks, and the driver's answer takes microseconds.
+    /// It was seen reached: every chunk of a transfer asks, and the driver's answer takes
+    /// microseconds.
     reached: AtomicBool,
 }
 
@@ -139,8 +142,9 @@ impl Fence {
     /// Captures what `after` names, on the calling thread.
     ///
     /// # Errors
-    /// [`CudaError::StreamCaptured`], [`CudaError::DefaultStreamsCaptured`], [`CudaError::FencesExhausted`], or the
-    /// driver's refusal, for example of a stream that belongs to another context.
+    /// [`CudaError::StreamCaptured`], [`CudaError::DefaultStreamsCaptured`],
+    /// [`CudaError::FencesExhausted`], or the driver's refusal, for example of a stream that
+    /// belongs to another context.
     pub fn take(gpu: &Gpu, after: After) -> Result<Self, CudaError> {
         let fence = |event, pooled| {
             Self(Some(Arc::new(Inner {
@@ -200,8 +204,8 @@ impl Fence {
         Ok(reached)
     }
 
-    /// Whether it is known to be reached; never calls the driver. What is not known may be reached all the
-    /// same: [`Self::is_reached`] finds out.
+    /// Whether it is known to be reached; never calls the driver. What is not known may be reached
+    /// all the same: [`Self::is_reached`] finds out.
     pub fn was_reached(&self) -> bool {
         let inner = self.0.as_ref();
         inner.is_none_or(|inner| inner.reached.load(Ordering::Acquire))

@@ -16,9 +16,9 @@ extern "C" fn in_child() {
 pub fn generation() -> u32 {
     static WATCH: Once = Once::new();
     WATCH.call_once(|| {
-        // Fails only without memory; forks go unseen then.
-        // SAFETY: the handler touches one atomic, which a handler in a fork's child may, and is never unloaded: no
-        // library of this project is.
+        // Fails only without memory; forks go unseen then. SAFETY: the handler touches one atomic,
+        // which a handler in a fork's child may, and is never unloaded: no library of this project
+        // is.
         let _ = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
     });
     FORKS.load(Ordering::Relaxed)

@@ -35,11 +35,12 @@ use crate::kind::MemoryKind;
 use crate::lock;
 use crate::small_copies::SmallCopies;
 
-/// A CUDA device that the caller named. Clones share one context; contexts on other devices are never
-/// created.
+/// A CUDA device that the caller named. Clones share one context; contexts on other devices are
+/// never created.
 ///
-/// What was opened once stays open until the process ends, with its context and all that was made for it: to give
-/// that back to the driver would hold the program's copies up for as long as its kernels run.
+/// What was opened once stays open until the process ends, with its context and all that was made
+/// for it: to give that back to the driver would hold the program's copies up for as long as its
+/// kernels run.
 #[derive(Clone)]
 pub struct Gpu(Arc<Inner>);
 
@@ -74,8 +75,8 @@ unsafe impl Send for ContextHandle {}
 unsafe impl Sync for ContextHandle {}
 
 impl Gpu {
-    /// Opens a device by its ordinal and retains its primary context, which is the one that the CUDA
-    /// runtime and PyTorch use.
+    /// Opens a device by its ordinal and retains its primary context, which is the one that the
+    /// CUDA runtime and PyTorch use.
     ///
     /// # Errors
     /// [`CudaError::NoDriver`], [`CudaError::MissingSymbol`], [`CudaError::NoSuchDevice`], or the

@@ -45,8 +45,8 @@ pub enum Work {
 
 /// Work, what it must wait for, and the sink of its result.
 ///
-/// Jobs are not ordered among each other: one that needs another's result is submitted after that one
-/// has completed.
+/// Jobs are not ordered among each other: one that needs another's result is submitted after that
+/// one has completed.
 pub struct Job {
     /// What to do.
     pub work: Work,
@@ -77,8 +77,8 @@ impl fmt::Debug for Job {
 
 /// Is notified when jobs end. Every accepted job ends exactly once.
 pub trait CompletionSink: Send + Sync {
-    /// The job has ended with bytes, a checksum, or an error; nothing of it touches memory any more,
-    /// and its slices, leases and descriptors have been dropped. Of an error that says
+    /// The job has ended with bytes, a checksum, or an error; nothing of it touches memory any
+    /// more, and its slices, leases and descriptors have been dropped. Of an error that says
     /// [`MemoryError::may_go_on`] neither is true, for as long as the process lives.
     ///
     /// Called on the worker's thread, which does nothing else meanwhile: must not block.
@@ -139,8 +139,9 @@ impl Work {
         }
     }
 
-    /// Keeps other users away from the bytes while the holds live. To unpack touches fragments, of a pool and of
-    /// a destination in which others are written meanwhile: whoever hands them out keeps those apart.
+    /// Keeps other users away from the bytes while the holds live. To unpack touches fragments, of
+    /// a pool and of a destination in which others are written meanwhile: whoever hands them out
+    /// keeps those apart.
     pub(crate) fn hold(&self) -> Result<[Option<Held>; 2], MemoryError> {
         let (from, to) = self.ends();
         let hold = match self {

@@ -109,8 +109,8 @@ impl LeaseTable {
         self.enter_pieces(range, None, access, holder, None)
     }
 
-    /// As [`Self::enter`], of these pieces of the range. Who has something made for it gives way to writers; it is not
-    /// entered where nothing is.
+    /// As [`Self::enter`], of these pieces of the range. Who has something made for it gives way to
+    /// writers; it is not entered where nothing is.
     fn enter_pieces(
         &self,
         range: Range<usize>,
@@ -271,8 +271,8 @@ impl Lease {
     /// Copies `bytes` to the start of the leased ones; blocks for GPU memory.
     ///
     /// # Errors
-    /// [`MemoryError::OutOfBounds`], [`MemoryError::LeasedForReading`], [`MemoryError::Busy`] while a job or
-    /// somebody else uses them under this lease, or the driver's refusal.
+    /// [`MemoryError::OutOfBounds`], [`MemoryError::LeasedForReading`], [`MemoryError::Busy`] while
+    /// a job or somebody else uses them under this lease, or the driver's refusal.
     pub fn write_from(&mut self, bytes: &[u8]) -> Result<(), MemoryError> {
         if !self.is_alone() {
             return self.all().write_from(bytes);
@@ -286,8 +286,8 @@ impl Lease {
     /// Appends all leased bytes to `bytes`; blocks for GPU memory.
     ///
     /// # Errors
-    /// [`MemoryError::Busy`] while a job or somebody else writes them under this lease, or the driver's refusal;
-    /// nothing was appended then.
+    /// [`MemoryError::Busy`] while a job or somebody else writes them under this lease, or the
+    /// driver's refusal; nothing was appended then.
     pub fn append_to(&mut self, bytes: &mut Vec<u8>) -> Result<(), MemoryError> {
         match self.is_alone() {
             true => self.0.region.append_held(self.range(), bytes),
@@ -295,8 +295,8 @@ impl Lease {
         }
     }
 
-    /// Whether these are bytes that only the CPU could touch, and nobody else can: there is no other clone, and no slice
-    /// rides on the lease.
+    /// Whether these are bytes that only the CPU could touch, and nobody else can: there is no
+    /// other clone, and no slice rides on the lease.
     fn is_alone(&mut self) -> bool {
         let is_here = self.0.region.kind().is_cpu_accessible();
         is_here && Arc::get_mut(&mut self.0).is_some()
@@ -315,9 +315,9 @@ impl Lease {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// A part of the leased bytes, relative to the start of the lease. The slice rides on this lease:
-    /// jobs that get it take no lease of their own, and the lease lasts until the slice is gone.
-    /// Several users of one lease are kept apart as those of a region are: a second one is
+    /// A part of the leased bytes, relative to the start of the lease. The slice rides on this
+    /// lease: jobs that get it take no lease of their own, and the lease lasts until the slice is
+    /// gone. Several users of one lease are kept apart as those of a region are: a second one is
     /// refused where either writes.
     ///
     /// # Errors
@@ -352,7 +352,8 @@ impl fmt::Debug for Lease {
     }
 }
 
-/// Something that lasts until bytes of a region are written by anybody who takes a lease for that, or this is dropped.
+/// Something that lasts until bytes of a region are written by anybody who takes a lease for that,
+/// or this is dropped.
 pub struct ReadUntilWritten {
     region: Region,
     id: u64,

@@ -4,13 +4,14 @@
 //!
 //! - A [`Region`] is owned, reference-counted memory of one [`MemoryKind`]. Asynchronous work takes
 //!   [`RegionSlice`]s, which keep their region alive, and never borrowed slices.
-//! - A [`Lease`] says that an operation may touch a range of bytes. Safe CPU access and every copy job
-//!   take one, so a program cannot read bytes that a transfer is still writing.
+//! - A [`Lease`] says that an operation may touch a range of bytes. Safe CPU access and every copy
+//!   job take one, so a program cannot read bytes that a transfer is still writing.
 //! - A [`CopyWorker`] is the one thread per GPU that calls the CUDA driver after set-up: it copies,
 //!   unpacks scattered fragments and checksums. A process without a GPU has a host worker with the
 //!   same interface.
 //!
-//! The CUDA driver is found at run time and never needed to build or to start; see [`driver::probe`].
+//! The CUDA driver is found at run time and never needed to build or to start; see
+//! [`driver::probe`].
 
 pub mod awake;
 mod bounce;
@@ -56,7 +57,8 @@ pub use worker::CopyWorker;
 #[cfg(feature = "simulation")]
 pub use worker::{FAILS, HOST_ROOM};
 
-/// Locks what a panic may have left locked: whoever changes it leaves nothing half done where it can panic.
+/// Locks what a panic may have left locked: whoever changes it leaves nothing half done where it
+/// can panic.
 pub fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex
         .lock()

@@ -1,10 +1,11 @@
-//! Pinned slots in which networks stage bytes: pinned once, shared by all connections, never given back.
+//! Pinned slots in which networks stage bytes: pinned once, shared by all connections, never given
+//! back.
 //!
-//! A GPU has one set of slots, and the host has one. Each connection takes [`PinnedPool`]s of it: a number of slots
-//! is guaranteed to each pool while there are plenty, and the rest goes to whoever wants it, so that one busy connection
-//! gets most of them. A peer that stalls may keep what it has for ever. So a pool that has no slot and finds none
-//! uses one of its own, of ordinary memory, which a GPU reaches by way of its copy worker: whatever others hold, no
-//! connection stalls.
+//! A GPU has one set of slots, and the host has one. Each connection takes [`PinnedPool`]s of it: a
+//! number of slots is guaranteed to each pool while there are plenty, and the rest goes to whoever
+//! wants it, so that one busy connection gets most of them. A peer that stalls may keep what it has
+//! for ever. So a pool that has no slot and finds none uses one of its own, of ordinary memory,
+//! which a GPU reaches by way of its copy worker: whatever others hold, no connection stalls.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -16,25 +17,27 @@ use crate::lease::{Access, Hold, Lease, LeaseTable};
 use crate::region::Region;
 use crate::slice::RegionSlice;
 
-/// Slots that are guaranteed to a pool for sends and to one for receives, while there are plenty. A send keeps its slot
-/// until the peer has received, a receive only until what is in it is copied.
+/// Slots that are guaranteed to a pool for sends and to one for receives, while there are plenty. A
+/// send keeps its slot until the peer has received, a receive only until what is in it is copied.
 const FOR_SENDS: usize = 6;
 const FOR_RECEIVES: usize = 2;
-/// A guarantee takes at most this part of what is not guaranteed yet, so that many connections get one.
+/// A guarantee takes at most this part of what is not guaranteed yet, so that many connections get
+/// one.
 const PART: usize = 8;
 /// Slots beyond its guarantee that a pool may have for each that would still be left to others.
 const PER_SLOT_LEFT: usize = 4;
-/// Slots that short chunks take in turn: enough that a slot has left the core's cache before its next
-/// use, and few enough to stay in the shared caches.
+/// Slots that short chunks take in turn: enough that a slot has left the core's cache before its
+/// next use, and few enough to stay in the shared caches.
 const ROTATING_SLOTS: usize = 40;
-/// Slots that long chunks take one behind the other: of more than these, each would have left the shared caches before its
-/// next use. 4 MiB between staged host memories took 0.70 s of processor time for 10^9 bytes with 256 of them, 0.48 with 64.
+/// Slots that long chunks take one behind the other: of more than these, each would have left the
+/// shared caches before its next use. 4 MiB between staged host memories took 0.70 s of processor
+/// time for 10^9 bytes with 256 of them, 0.48 with 64.
 const ADJACENT_SLOTS: usize = 64;
 
 /// Fixed-size slots of pinned memory; ordinary memory in a process without a GPU. Cheap to clone.
 ///
-/// The slots belong to all pools of the GPU, or of the host. No pool can have more than a part of what is not
-/// guaranteed to others: a peer that holds slots up holds up its own connection.
+/// The slots belong to all pools of the GPU, or of the host. No pool can have more than a part of
+/// what is not guaranteed to others: a peer that holds slots up holds up its own connection.
 #[derive(Clone)]
 pub struct PinnedPool(Arc<Share>);
 
@@ -298,21 +301,22 @@ impl PinnedPool {
         self.0.most.saturating_sub(taken)
     }
 
-    /// Takes the first free slot, if there is one, so that a user of few slots touches few. Never calls
-    /// the driver, never blocks. Its bytes are whatever the last user left.
+    /// Takes the first free slot, if there is one, so that a user of few slots touches few. Never
+    /// calls the driver, never blocks. Its bytes are whatever the last user left.
     pub fn try_take(&self) -> Option<PinnedSlot> {
         self.take(FreeSlots::take_first)
     }
 
-    /// As [`Self::try_take`], but in turn, for short chunks: their bytes would still lie in the cache of
-    /// the core that used the slot last, where a GPU reads them at half the speed.
+    /// As [`Self::try_take`], but in turn, for short chunks: their bytes would still lie in the
+    /// cache of the core that used the slot last, where a GPU reads them at half the speed.
     pub fn try_take_rested(&self) -> Option<PinnedSlot> {
         self.take(|free| free.take_in_turn(ROTATING_SLOTS))
     }
 
-    /// As [`Self::try_take`], but preferably the slot at `place`, which counts around one half of the
-    /// first slots, or the same of the other half. Adjacent chunks that ask for adjacent places mostly get
-    /// adjacent slots, and the copy worker moves those in one copy; a user of few slots touches one half.
+    /// As [`Self::try_take`], but preferably the slot at `place`, which counts around one half of
+    /// the first slots, or the same of the other half. Adjacent chunks that ask for adjacent places
+    /// mostly get adjacent slots, and the copy worker moves those in one copy; a user of few slots
+    /// touches one half.
     pub fn try_take_at(&self, half: PoolHalf, place: u64) -> Option<PinnedSlot> {
         let slots = self.0.slots.len();
         let middle = slots.min(ADJACENT_SLOTS) / 2;
@@ -345,8 +349,8 @@ impl PinnedPool {
             own.users.store(1, Ordering::Relaxed);
             return Some(self.hold(&own.region, 0, OWN));
         }
-        // A slot is free before it is counted as such, so one is there for each claim; but another thread may
-        // take the one that this search has passed by.
+        // A slot is free before it is counted as such, so one is there for each claim; but another
+        // thread may take the one that this search has passed by.
         let index = loop {
             if let Some(index) = pop(&slots.free) {
                 break index;
@@ -368,9 +372,9 @@ impl PinnedPool {
         PinnedSlot(RegionSlice::held(region.clone(), range, hold))
     }
 
-    /// Calls `wake` whenever there may be a slot after [`Self::try_take`] found none, until the watch is
-    /// dropped. The call is made on the thread that returns the slot, which may be the copy worker's,
-    /// and must not block.
+    /// Calls `wake` whenever there may be a slot after [`Self::try_take`] found none, until the
+    /// watch is dropped. The call is made on the thread that returns the slot, which may be the
+    /// copy worker's, and must not block.
     pub fn on_free(&self, wake: Callback) -> FreeWatch {
         let watchers = self.0.watchers.write();
         let mut watchers = watchers.unwrap_or_else(PoisonError::into_inner);
@@ -393,8 +397,8 @@ impl fmt::Debug for PinnedPool {
     }
 }
 
-/// A slot of a [`PinnedPool`]. It is returned when it and all slices made from it are dropped, so no copy
-/// in flight can meet the slot's next user.
+/// A slot of a [`PinnedPool`]. It is returned when it and all slices made from it are dropped, so
+/// no copy in flight can meet the slot's next user.
 #[derive(Debug)]
 pub struct PinnedSlot(RegionSlice);
 

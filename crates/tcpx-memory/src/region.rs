@@ -41,12 +41,12 @@ impl fmt::Display for RegionId {
     }
 }
 
-/// Owned memory of one kind. A clone is another reference to the same bytes; they are freed with the
-/// last reference, slice and lease.
+/// Owned memory of one kind. A clone is another reference to the same bytes; they are freed with
+/// the last reference, slice and lease.
 ///
-/// GPU and pinned memory is freed on a thread of its own, because the driver may wait for the GPU to
-/// free it, and the last reference may end on a thread that must not wait. As with every free of GPU
-/// memory, do not drop the last reference while a kernel of yours waits for a transfer.
+/// GPU and pinned memory is freed on a thread of its own, because the driver may wait for the GPU
+/// to free it, and the last reference may end on a thread that must not wait. As with every free of
+/// GPU memory, do not drop the last reference while a kernel of yours waits for a transfer.
 #[derive(Clone)]
 pub struct Region(Arc<Inner>);
 
@@ -61,11 +61,13 @@ struct Inner {
 
 /// Is told of the end of regions that it watches.
 pub trait RegionWatch: Send + Sync {
-    /// The last reference is gone, and the memory is given back with `kept`; on the thread that dropped it. Must not block.
+    /// The last reference is gone, and the memory is given back with `kept`; on the thread that
+    /// dropped it. Must not block.
     fn ended(&self, region: RegionId, kept: KeptMemory);
 }
 
-/// Keeps memory of a GPU whose region has ended from being given back: who was told of the end still has others read it.
+/// Keeps memory of a GPU whose region has ended from being given back: who was told of the end
+/// still has others read it.
 #[derive(Clone)]
 pub struct KeptMemory {
     _memory: Option<Arc<CudaMemory>>,
@@ -101,8 +103,9 @@ impl Region {
 
     /// Page-locked memory of this process that every CUDA device can address, all zero.
     ///
-    /// To pin it holds up copies of the process for milliseconds, and to free it, on a thread of its own, for as long
-    /// as the kernels take that run: where kernels of the program matter, keep what was allocated before them.
+    /// To pin it holds up copies of the process for milliseconds, and to free it, on a thread of
+    /// its own, for as long as the kernels take that run: where kernels of the program matter, keep
+    /// what was allocated before them.
     ///
     /// # Errors
     /// [`crate::CudaError::OutOfMemory`] or the driver's refusal.
@@ -116,8 +119,8 @@ impl Region {
 
     /// Page-aligned memory of a CUDA device. Its bytes are whatever was there.
     ///
-    /// To free it, on a thread of its own, holds up copies of the process for as long as the kernels take that run:
-    /// where kernels of the program matter, keep it until they are done.
+    /// To free it, on a thread of its own, holds up copies of the process for as long as the
+    /// kernels take that run: where kernels of the program matter, keep it until they are done.
     ///
     /// # Errors
     /// [`crate::CudaError::OutOfMemory`] or the driver's refusal.
@@ -137,8 +140,8 @@ impl Region {
     ///
     /// # Safety
     /// `ptr` must be valid for reads and writes of `len` initialised bytes for as long as `owner`
-    /// lives, and from now on nobody may touch the bytes except through the region, or while holding
-    /// a fitting [`Lease`] on them.
+    /// lives, and from now on nobody may touch the bytes except through the region, or while
+    /// holding a fitting [`Lease`] on them.
     pub unsafe fn from_host_raw(
         ptr: *mut u8,
         len: usize,
@@ -151,8 +154,9 @@ impl Region {
     /// thread of its own.
     ///
     /// # Safety
-    /// `ptr` must be the device address of `len` bytes that `gpu`'s context can read and write for as
-    /// long as `owner` lives. Nobody may touch the bytes while an operation of this crate uses them.
+    /// `ptr` must be the device address of `len` bytes that `gpu`'s context can read and write for
+    /// as long as `owner` lives. Nobody may touch the bytes while an operation of this crate uses
+    /// them.
     pub unsafe fn from_cuda_raw(
         gpu: &Gpu,
         ptr: u64,
@@ -162,8 +166,8 @@ impl Region {
         Self::new(gpu.kind(), len, Backing::foreign_cuda(gpu, ptr, owner))
     }
 
-    /// Memory that the program names by its address: of a GPU, or host memory. `owner` is dropped with the last
-    /// reference.
+    /// Memory that the program names by its address: of a GPU, or host memory. `owner` is dropped
+    /// with the last reference.
     ///
     /// # Errors
     /// As [`check_address`](Self::check_address).
@@ -197,8 +201,9 @@ impl Region {
         }
     }
 
-    /// From now on leases of this region keep nobody away: operations that write the same bytes at a time all run, and
-    /// which of them is seen there is not said. For memory of a program that orders its writers by itself.
+    /// From now on leases of this region keep nobody away: operations that write the same bytes at
+    /// a time all run, and which of them is seen there is not said. For memory of a program that
+    /// orders its writers by itself.
     ///
     /// # Safety
     /// Only transfers touch the bytes through the region from now on: nobody borrows them
@@ -218,8 +223,9 @@ impl Region {
         }))
     }
 
-    /// Waits until GPU and pinned memory whose last reference is gone has been given back to the driver;
-    /// `false` when `limit` passed before. Allocations do this by themselves when memory is short.
+    /// Waits until GPU and pinned memory whose last reference is gone has been given back to the
+    /// driver; `false` when `limit` passed before. Allocations do this by themselves when memory is
+    /// short.
     pub fn wait_for_frees(limit: Duration) -> bool {
         reaper::flush(limit)
     }
@@ -257,7 +263,8 @@ impl Region {
         self.0.len == 0
     }
 
-    /// The GPU whose context the memory belongs to; `None` for pageable host memory and for pieces of host memory.
+    /// The GPU whose context the memory belongs to; `None` for pageable host memory and for pieces
+    /// of host memory.
     pub fn gpu(&self) -> Option<&Gpu> {
         self.0.backing.gpu()
     }
@@ -281,8 +288,8 @@ impl Region {
     /// Takes the right to touch a range, until the lease and all slices made from it are dropped.
     ///
     /// # Errors
-    /// [`MemoryError::OutOfBounds`]; [`MemoryError::Busy`] when another lease overlaps and either of
-    /// the two is for writing.
+    /// [`MemoryError::OutOfBounds`]; [`MemoryError::Busy`] when another lease overlaps and either
+    /// of the two is for writing.
     pub fn lease(
         &self,
         range: impl RangeBounds<usize>,
@@ -291,7 +298,8 @@ impl Region {
         self.lease_as(range, access, "a transfer")
     }
 
-    /// As [`Self::lease`], with the words that another party's [`MemoryError::Busy`] names the holder by.
+    /// As [`Self::lease`], with the words that another party's [`MemoryError::Busy`] names the
+    /// holder by.
     ///
     /// # Errors
     /// As [`Self::lease`].
@@ -313,8 +321,8 @@ impl Region {
         &self.0.leases
     }
 
-    /// The memory of a range in its order: one part, or those of a gathered region. `None` for memory that the CPU cannot
-    /// address.
+    /// The memory of a range in its order: one part, or those of a gathered region. `None` for
+    /// memory that the CPU cannot address.
     pub(crate) fn host_parts(&self, range: Range<usize>) -> Option<HostParts<'_>> {
         match &self.0.backing {
             Backing::Gathered(gathered) => gathered.host_parts(range),

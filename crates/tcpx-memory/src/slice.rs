@@ -99,8 +99,9 @@ impl RegionSlice {
         })
     }
 
-    /// Makes something that is dropped before anybody who takes a lease to write these bytes has it: for those who read
-    /// them elsewhere. `None` where they are written now, or nothing was made.
+    /// Makes something that is dropped before anybody who takes a lease to write these bytes has
+    /// it: for those who read them elsewhere. `None` where they are written now, or nothing was
+    /// made.
     pub fn until_written<G: Send + 'static>(
         &self,
         make: impl FnOnce() -> Option<G>,
@@ -116,7 +117,8 @@ impl RegionSlice {
         Ok((self.slice(..at)?, self.slice(at..)?))
     }
 
-    /// This part and the one that begins where it ends, as one. `None` unless both ride on one lease.
+    /// This part and the one that begins where it ends, as one. `None` unless both ride on one
+    /// lease.
     pub fn joined(&self, next: &Self) -> Option<Self> {
         match (&self.hold, &next.hold) {
             (Some(Hold::Lease(one)), Some(Hold::Lease(other)))
@@ -152,9 +154,9 @@ impl RegionSlice {
             .map(|base| base.wrapping_add(self.range.start))
     }
 
-    /// The memory of a range of this part, in its order: one address and length, or those of the pieces of a
-    /// [gathered](crate::Gather) region. `None` for memory that the CPU cannot address. As for
-    /// [`Self::host_ptr`].
+    /// The memory of a range of this part, in its order: one address and length, or those of the
+    /// pieces of a [gathered](crate::Gather) region. `None` for memory that the CPU cannot address.
+    /// As for [`Self::host_ptr`].
     ///
     /// # Errors
     /// [`MemoryError::OutOfBounds`].
@@ -190,8 +192,8 @@ impl RegionSlice {
             .map(|base| base + self.range.start as u64)
     }
 
-    /// The first byte's address in its own space: a CPU address for host and pinned memory, a device
-    /// address for GPU memory.
+    /// The first byte's address in its own space: a CPU address for host and pinned memory, a
+    /// device address for GPU memory.
     pub fn address(&self) -> u64 {
         match self.host_ptr() {
             Some(pointer) => pointer.addr() as u64,
@@ -286,8 +288,8 @@ impl RegionSlice {
         }
     }
 
-    /// What a user of these bytes must keep until it has finished: a new lease, or its part of the hold that the
-    /// slice rides on.
+    /// What a user of these bytes must keep until it has finished: a new lease, or its part of the
+    /// hold that the slice rides on.
     pub(crate) fn hold(&self, access: Access, holder: &'static str) -> Result<Held, MemoryError> {
         self.hold_here(&self.range, access, holder)
     }

@@ -1,5 +1,5 @@
-//! Copies of up to 128 KiB between GPU memory and the program, and of up to 16 MiB within a GPU, from the caller's own
-//! thread.
+//! Copies of up to 128 KiB between GPU memory and the program, and of up to 16 MiB within a GPU,
+//! from the caller's own thread.
 
 mod ends;
 mod persistent;
@@ -23,8 +23,8 @@ use ends::EndWords;
 use persistent::{PersistentCopyKernel, REQUESTS};
 use slots::{Copy, CopySlots, Kind, Memory, SLOT, SLOTS};
 
-/// How long the memory of copies in flight is looked after at the end of a connection; after that, the next
-/// connection does.
+/// How long the memory of copies in flight is looked after at the end of a connection; after that,
+/// the next connection does.
 const LAST_WAIT: Duration = Duration::from_secs(1);
 /// The pause between looks meanwhile.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -38,9 +38,10 @@ const _: () = assert!(SLOTS <= REQUESTS);
 /// Copies small messages to and from a GPU without a hand-over to the copy worker, which would take
 /// longer than the copy.
 ///
-/// It has its own pinned memory, which goes to the next connection afterwards, and shares its streams with all of the GPU. [`Self::start_write`] and [`Self::poll`] never wait;
-/// [`Self::read`] waits at most for its limit. So a kernel that spins until a transfer completes
-/// blocks none of them.
+/// It has its own pinned memory, which goes to the next connection afterwards, and shares its
+/// streams with all of the GPU. [`Self::start_write`] and [`Self::poll`] never wait; [`Self::read`]
+/// waits at most for its limit. So a kernel that spins until a transfer completes blocks none of
+/// them.
 pub struct SmallCopies {
     gpu: Gpu,
     /// To the GPU, and from it; all of the GPU share them.
@@ -68,23 +69,25 @@ pub enum SmallRead {
     Whole,
     /// No copy was started: all slots are in use, or the fence was not reached in time.
     NotStarted,
-    /// The copy took too long. It goes on, and its bytes are of no use; until [`SmallCopies::poll`] has reported its token, it
-    /// reads the memory.
+    /// The copy took too long. It goes on, and its bytes are of no use; until [`SmallCopies::poll`]
+    /// has reported its token, it reads the memory.
     Abandoned,
 }
 
 impl SmallCopies {
     /// Most bytes of a read or write.
     pub const MOST_BYTES: usize = 4 * SLOT;
-    /// Most bytes of a copy within the GPU: longer ones would hold up others of the same stream for more than some 10 us,
-    /// as long as it takes to hand one to the copy worker.
+    /// Most bytes of a copy within the GPU: longer ones would hold up others of the same stream for
+    /// more than some 10 us, as long as it takes to hand one to the copy worker.
     pub const MOST_WITHIN: usize = 16 << 20;
-    /// Bytes of zeroed pinned memory of one, in whole pages, and of those of all connections of a GPU.
+    /// Bytes of zeroed pinned memory of one, in whole pages, and of those of all connections of a
+    /// GPU.
     const BYTES: usize =
         (SLOTS * SLOT + EndWords::BYTES + PersistentCopyKernel::BYTES).next_multiple_of(4096);
     pub(crate) const ALL_BYTES: usize = CONNECTIONS * Self::BYTES;
 
-    /// What no other connection has; for set-up. `None` if others have all of it, which was made for the first one.
+    /// What no other connection has; for set-up. `None` if others have all of it, which was made
+    /// for the first one.
     ///
     /// # Errors
     /// The driver's refusal.
@@ -102,8 +105,9 @@ impl SmallCopies {
         Ok(found)
     }
 
-    /// Makes what all connections on a GPU will have, at the first one: a further stream may wait for kernels that run, and
-    /// holds up all copies meanwhile (up to a second on an H200). They share four: the driver has few to look after.
+    /// Makes what all connections on a GPU will have, at the first one: a further stream may wait
+    /// for kernels that run, and holds up all copies meanwhile (up to a second on an H200). They
+    /// share four: the driver has few to look after.
     pub(crate) fn make_all(gpu: &Gpu, memory: MappedHost) -> Result<(), MemoryError> {
         let _current = Current::enter(gpu)?;
         let stream = || create_stream(gpu.api());
@@ -179,7 +183,8 @@ impl SmallCopies {
     }
 
     /// Also copies with the persistent copy kernel, without a driver call for each message that
-    /// follows another closely. If the GPU or its driver cannot run it, the driver copies everything.
+    /// follows another closely. If the GPU or its driver cannot run it, the driver copies
+    /// everything.
     pub fn with_persistent_kernel(mut self) -> Self {
         self.wants_persistent = true;
         self
@@ -207,8 +212,8 @@ impl SmallCopies {
         self.slots.reported().next().is_some()
     }
 
-    /// Whether [`Self::poll`] has something to report or to do, as far as is visible without a driver
-    /// call; only the driver knows about errors.
+    /// Whether [`Self::poll`] has something to report or to do, as far as is visible without a
+    /// driver call; only the driver knows about errors.
     pub fn has_news(&self) -> bool {
         let is_news = |slot| self.ends.shows(slot) || self.is_left_behind(slot);
         self.slots.reported().any(is_news)
@@ -221,8 +226,8 @@ impl SmallCopies {
         persistent.is_some_and(|(persistent, request)| !persistent.may_take(request))
     }
 
-    /// Appends the bytes of `from`, which is memory of this GPU, to `into`, once `fence` is reached: as far as that takes
-    /// no longer than `limit`.
+    /// Appends the bytes of `from`, which is memory of this GPU, to `into`, once `fence` is
+    /// reached: as far as that takes no longer than `limit`.
     ///
     /// # Errors
     /// The memory is leased for writing, or the driver's refusal.
@@ -261,9 +266,9 @@ impl SmallCopies {
         Ok(SmallRead::Whole)
     }
 
-    /// Starts writing `bytes` to `to`, which is memory of this GPU and as long; [`Self::poll`] reports
-    /// the completion.
-    /// `false` if nothing was started, because `fence` is not reached or all slots are in use.
+    /// Starts writing `bytes` to `to`, which is memory of this GPU and as long; [`Self::poll`]
+    /// reports the completion. `false` if nothing was started, because `fence` is not reached or
+    /// all slots are in use.
     ///
     /// # Errors
     /// The memory is in use or leased for reading, or the driver's refusal.
@@ -298,8 +303,9 @@ impl SmallCopies {
         Ok(true)
     }
 
-    /// Starts copying `from` to `to`, which is as long; both are memory that this GPU reaches. [`Self::poll`] reports the
-    /// completion. `false` if nothing was started, because it does not suit, `fence` is not reached or all slots are in use.
+    /// Starts copying `from` to `to`, which is as long; both are memory that this GPU reaches.
+    /// [`Self::poll`] reports the completion. `false` if nothing was started, because it does not
+    /// suit, `fence` is not reached or all slots are in use.
     ///
     /// # Errors
     /// Memory is in use or leased otherwise, or the driver's refusal.
@@ -331,7 +337,8 @@ impl SmallCopies {
         Ok(true)
     }
 
-    /// Appends the writes and abandoned reads that have completed: the caller's token, and the bytes. Their memory is free.
+    /// Appends the writes and abandoned reads that have completed: the caller's token, and the
+    /// bytes. Their memory is free.
     pub fn poll(&mut self, ended: &mut Vec<(u64, Result<u64, MemoryError>)>) {
         for slot in self.slots.in_use() {
             let Some(copy) = self.slots.get(slot) else {
@@ -398,7 +405,8 @@ impl SmallCopies {
             return false;
         };
         let inline: &[u8] = if copy.kind == Kind::Write && copy.bytes <= persistent::MOST_INLINE {
-            // SAFETY: the bytes to write lie in the slot, and none is written there before the copy has ended.
+            // SAFETY: the bytes to write lie in the slot, and none is written there before the copy
+            // has ended.
             unsafe { std::slice::from_raw_parts(self.host(slot), copy.bytes) }
         } else {
             &[]
@@ -409,8 +417,9 @@ impl SmallCopies {
         };
         if self.wants_persistent && persistent.is_resident() {
             let end = self.ends.next(slot);
-            // SAFETY: the slot and the held memory, whose addresses these are, have that many bytes, and stay until the end,
-            // as does the word of the end. There are no more requests than slots.
+            // SAFETY: the slot and the held memory, whose addresses these are, have that many
+            // bytes, and stay until the end, as does the word of the end. There are no more
+            // requests than slots.
             copy.request =
                 Some(unsafe { persistent.request(copy.way, copy.bytes as u32, inline, end) });
         }
@@ -426,8 +435,8 @@ impl SmallCopies {
         let api = self.gpu.api();
         let stream = self.streams[usize::from(copy.kind == Kind::Read)];
         let (to, from) = copy.way;
-        // SAFETY: the slot and the held memory, whose addresses these are, have that many bytes, and stay until the end is
-        // seen.
+        // SAFETY: the slot and the held memory, whose addresses these are, have that many bytes,
+        // and stay until the end is seen.
         let code = unsafe { (api.cuMemcpyAsync)(to, from, copy.bytes, stream) };
         api.check("cuMemcpyAsync", code)?;
         self.ends.mark(&self.gpu, slot, stream)?;
@@ -497,7 +506,8 @@ fn is_reached(fence: Option<&Fence>) -> Result<bool, CudaError> {
 impl Drop for SmallCopies {
     fn drop(&mut self) {
         if self.broken {
-            // Copies may still run: the streams, the slots and what they hold stay until the process ends.
+            // Copies may still run: the streams, the slots and what they hold stay until the
+            // process ends.
             std::mem::forget(std::mem::take(&mut self.slots));
             return;
         }

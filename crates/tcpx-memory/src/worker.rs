@@ -32,11 +32,12 @@ use tcpx_wire::Descriptors;
 
 /// The thread that moves bytes for one GPU, or for the host.
 ///
-/// After set-up only this thread calls the CUDA driver for transfers. It never waits for a stream, so a
-/// kernel that spins until a transfer completes does not stop it. A GPU's worker lives as long as the process, and
-/// keeps what it has made: to give that back would hold the program's copies up for as long as its kernels run.
-/// Dropping the last reference to the host's ends the thread once its jobs have ended; those that still wait for their
-/// fence end with [`MemoryError::WorkerStopped`].
+/// After set-up only this thread calls the CUDA driver for transfers. It never waits for a stream,
+/// so a kernel that spins until a transfer completes does not stop it. A GPU's worker lives as long
+/// as the process, and keeps what it has made: to give that back would hold the program's copies up
+/// for as long as its kernels run. Dropping the last reference to the host's ends the thread once
+/// its jobs have ended; those that still wait for their fence end with
+/// [`MemoryError::WorkerStopped`].
 pub struct CopyWorker {
     queue: Arc<JobQueue>,
     /// Those of the GPU, or of the host.
@@ -87,8 +88,9 @@ impl CopyWorker {
 
     /// The worker of a GPU. The process has one per context, shared by all callers.
     ///
-    /// The first call pins all memory, loads all kernels and runs each once, for this and all later connections on the
-    /// GPU; copies of the process may wait for some tens of milliseconds meanwhile.
+    /// The first call pins all memory, loads all kernels and runs each once, for this and all later
+    /// connections on the GPU; copies of the process may wait for some tens of milliseconds
+    /// meanwhile.
     ///
     /// # Errors
     /// The driver's refusal of streams, events or pinned memory.
@@ -96,25 +98,26 @@ impl CopyWorker {
         cuda::worker(gpu)
     }
 
-    /// Begins what [`for_gpu`](Self::for_gpu) does where nobody has done it yet, on a thread of its own: for whoever will
-    /// need the worker soon, and has other things to do before.
+    /// Begins what [`for_gpu`](Self::for_gpu) does where nobody has done it yet, on a thread of its
+    /// own: for whoever will need the worker soon, and has other things to do before.
     pub fn prepare(gpu: &Gpu) {
         cuda::prepare(gpu);
     }
 
     /// Hands over a job: however many wait, it is taken.
     ///
-    /// The job's memory is leased until the job has ended, except where a slice rides on a lease or a
-    /// pinned slot already.
+    /// The job's memory is leased until the job has ended, except where a slice rides on a lease or
+    /// a pinned slot already.
     ///
     /// # Errors
-    /// The job comes back with the reason: memory in use, lengths, bounds, a method or a GPU that does not fit.
+    /// The job comes back with the reason: memory in use, lengths, bounds, a method or a GPU that
+    /// does not fit.
     pub fn submit(&self, job: Job) -> Result<(), SubmitError> {
         self.queue.push(self.admit(job)?)
     }
 
-    /// As [`submit`](Self::submit) for a job that can wait while `most` others do, or 4,096: it does not delay those that
-    /// hold a slot of a network meanwhile.
+    /// As [`submit`](Self::submit) for a job that can wait while `most` others do, or 4,096: it
+    /// does not delay those that hold a slot of a network meanwhile.
     ///
     /// # Errors
     /// As for [`submit`](Self::submit), and [`MemoryError::QueueFull`].
@@ -133,7 +136,8 @@ impl CopyWorker {
     /// Does work that waits for nothing, and waits for its end: the bytes moved, or the checksum.
     ///
     /// # Errors
-    /// Those of [`submit`](Self::submit) and of the work; [`CudaError::TimedOut`] after `limit`, and then it goes on.
+    /// Those of [`submit`](Self::submit) and of the work; [`CudaError::TimedOut`] after `limit`,
+    /// and then it goes on.
     pub fn run(&self, work: Work, limit: Duration) -> Result<u64, MemoryError> {
         blocking::run(self, work, limit)
     }
@@ -144,9 +148,9 @@ impl CopyWorker {
         self.queue.prewake();
     }
 
-    /// Waits until the workers of all GPUs have done what was asked of them, and memory that nobody uses any more was
-    /// given back to the driver; whether that was within `limit`. For the end of a program: the driver is torn
-    /// down then, which must not happen while another thread uses it.
+    /// Waits until the workers of all GPUs have done what was asked of them, and memory that nobody
+    /// uses any more was given back to the driver; whether that was within `limit`. For the end of
+    /// a program: the driver is torn down then, which must not happen while another thread uses it.
     pub fn wait_until_idle(limit: Duration) -> bool {
         let start = Instant::now();
         cuda::wait_until_idle(limit) && reaper::flush(limit.saturating_sub(start.elapsed()))
@@ -157,8 +161,8 @@ impl CopyWorker {
         &self.pool
     }
 
-    /// Slots for one connection's sends, of those that all connections share: at most so many at a time. No call of
-    /// the driver.
+    /// Slots for one connection's sends, of those that all connections share: at most so many at a
+    /// time. No call of the driver.
     pub fn slots_to_send(&self, most: usize) -> PinnedPool {
         self.slots.to_send(most)
     }
@@ -183,8 +187,8 @@ impl CopyWorker {
         self.no_kernel.as_ref()
     }
 
-    /// The fastest unpack method that this worker has for a list between a pair of memories: a few long
-    /// copies are the copy engines', all else is the kernel's.
+    /// The fastest unpack method that this worker has for a list between a pair of memories: a few
+    /// long copies are the copy engines', all else is the kernel's.
     pub fn unpack_method_for(
         &self,
         pool: MemoryKind,

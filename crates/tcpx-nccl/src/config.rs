@@ -62,15 +62,17 @@ pub struct Config {
     pub chunk_bytes: usize,
     /// `TCPX_NET_SPLICE`: large chunks are sent without a copy; 0 for with one.
     pub splice: bool,
-    /// `TCPX_KEY`, the same for all ranks: who reads their handles does not get in without it, and control is sealed.
+    /// `TCPX_KEY`, the same for all ranks: who reads their handles does not get in without it, and
+    /// control is sealed.
     pub key: Option<Key>,
     /// `TCPX_ENCRYPT`, the same for all ranks, which have a key: payload is sealed too.
     pub encrypts: bool,
 }
 
 impl Config {
-    /// The key of the handshake with a peer that reads this in a handle, and what shows in the handle that both have the
-    /// same `TCPX_KEY` and `TCPX_ENCRYPT`: nobody on the path can talk one of them out of either.
+    /// The key of the handshake with a peer that reads this in a handle, and what shows in the
+    /// handle that both have the same `TCPX_KEY` and `TCPX_ENCRYPT`: nobody on the path can talk
+    /// one of them out of either.
     pub(crate) fn handshake_key(&self, shown: &[u8; Key::BYTES]) -> (Key, [u8; Key::BYTES]) {
         let key = |secret: &[u8]| Key::generate(&mut |bytes| bytes.copy_from_slice(secret));
         match &self.key {
@@ -98,8 +100,8 @@ impl Config {
         self.inline_bytes.min(CROWDED_BYTES)
     }
 
-    /// The same of a message that is alone, where another comm sent the last one: their messages take turns in the
-    /// host's one thread. Half, as of the engine's eager limit.
+    /// The same of a message that is alone, where another comm sent the last one: their messages
+    /// take turns in the host's one thread. Half, as of the engine's eager limit.
     pub(crate) const fn beside_bytes(&self) -> usize {
         self.inline_bytes.div_ceil(2)
     }

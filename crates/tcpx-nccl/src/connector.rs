@@ -1,4 +1,5 @@
-//! A connect under way: the connection that introduces the comm, the lanes that it shares, its own pair of connections.
+//! A connect under way: the connection that introduces the comm, the lanes that it shares, its own
+//! pair of connections.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

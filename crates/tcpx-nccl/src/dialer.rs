@@ -1,5 +1,5 @@
-//! A connection under way to a process of the plugin: over the device's interface and address, or over what works in
-//! their place.
+//! A connection under way to a process of the plugin: over the device's interface and address, or
+//! over what works in their place.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -26,7 +26,8 @@ const SETTLING_TIME: Duration = Duration::from_secs(16);
 /// What an attempt to open a pair of connections anew may take, over every way.
 pub(crate) const AGAIN_TIME: Duration = OWN_ADDRESS_TIME.saturating_mul(2).saturating_add(ATTEMPT);
 
-/// What works between an own and a peer's address, by the place of the [way](ways), and since when that is known.
+/// What works between an own and a peer's address, by the place of the [way](ways), and since when
+/// that is known.
 type Known = BTreeMap<(IpAddr, IpAddr), (usize, Instant)>;
 
 /// Of pairs of own and peer's addresses.
@@ -62,8 +63,9 @@ pub(crate) struct Dialer {
     dial: Dial<Welcomed, Stream>,
 }
 
-/// The device's address over its interface, the address over the interface that the routes choose, and what the routes
-/// choose. A host may drop what comes from an address of another network than the one it was sent to.
+/// The device's address over its interface, the address over the interface that the routes choose,
+/// and what the routes choose. A host may drop what comes from an address of another network than
+/// the one it was sent to.
 fn ways(local: SocketAddr, peer: SocketAddr) -> [Option<Way>; 3] {
     // An address of one family, or of loopback, reaches no other.
     let fits =
@@ -185,8 +187,8 @@ impl Attempt for PairDialer {
     }
 }
 
-/// The interface of an own address that another one shares the peer's network with: for packets from there the routes
-/// choose either.
+/// The interface of an own address that another one shares the peer's network with: for packets
+/// from there the routes choose either.
 fn shared_network(all: &[InterfaceAddress], local: IpAddr, peer: IpAddr) -> Option<String> {
     let own = all.iter().find(|one| one.address == local)?;
     let reaches = |one: &&InterfaceAddress| same_network(peer, one.address, one.prefix);

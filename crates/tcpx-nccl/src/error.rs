@@ -1,4 +1,5 @@
-//! What goes wrong inside the plugin: the `ncclResult_t` for the caller, and a line for the host's logger.
+//! What goes wrong inside the plugin: the `ncclResult_t` for the caller, and a line for the host's
+//! logger.
 
 use std::fmt::Display;
 
@@ -19,8 +20,8 @@ pub(crate) fn copy<E: Display>(comm: &str, operation: &str) -> impl Fn(E) -> Net
     }
 }
 
-/// The peer closed or reset the connection, with so many bytes of the message `done`; its `total` is 0 before its
-/// header.
+/// The peer closed or reset the connection, with so many bytes of the message `done`; its `total`
+/// is 0 before its header.
 pub(crate) fn peer_closed(comm: &str, why: &str, sequence: u64, done: u64, total: u64) -> NetError {
     let why = format!(
         "{comm}: the peer closed the connection ({why}) at message {sequence}, {done} of {total} \

@@ -1,4 +1,5 @@
-//! What the fuzz targets `nccl_records`, `nccl_comm` and `nccl_lane` assert, for any bytes of a peer.
+//! What the fuzz targets `nccl_records`, `nccl_comm` and `nccl_lane` assert, for any bytes of a
+//! peer.
 //!
 //! Here and not in `fuzz/`, because what they look at is private. The tests replay the corpus.
 
@@ -73,7 +74,8 @@ impl Memory {
     }
 }
 
-/// A connection's end for the code under test, which opens what `records` say as far as it is protected, and the peer's.
+/// A connection's end for the code under test, which opens what `records` say as far as it is
+/// protected, and the peer's.
 fn connection(records: Records, protection: Protection) -> (Link, UnixStream) {
     let (near, far) = UnixStream::pair().expect("two descriptors");
     near.set_nonblocking(true).expect("a socket");

@@ -1,9 +1,9 @@
 //! What `listen` hands out and `connect` reads.
 //!
-//! Little endian: magic 8, highest version that the process speaks u16, address family u16 (4 or 6),
-//! port u16, lowest version u16, address 16, secret 16, listen id u64, and of the process's door:
-//! port u16, 1 if lanes may come u8; release 3, zero 2; process u64, secret 16; check of
-//! the key 16; the first bytes of the commit 8.
+//! Little endian: magic 8, highest version that the process speaks u16, address family u16 (4 or
+//! 6), port u16, lowest version u16, address 16, secret 16, listen id u64, and of the process's
+//! door: port u16, 1 if lanes may come u8; release 3, zero 2; process u64, secret 16; check of the
+//! key 16; the first bytes of the commit 8.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -20,7 +20,8 @@ const FAMILY_V6: u16 = 6;
 pub struct Handle {
     /// Where to connect.
     pub address: SocketAddr,
-    /// Of the handshake, unless there is a key: who holds the handle may connect, or who has the key, too.
+    /// Of the handshake, unless there is a key: who holds the handle may connect, or who has the
+    /// key, too.
     pub secret: [u8; 16],
     /// Number of the listen comm in its process, for the logs of both sides.
     pub listen_id: u64,

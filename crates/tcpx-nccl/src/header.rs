@@ -1,4 +1,5 @@
-//! What travels on a comm's own connections beside payload: the sender's on payload's, the receiver's on the other one.
+//! What travels on a comm's own connections beside payload: the sender's on payload's, the
+//! receiver's on the other one.
 //!
 //! Little endian, 24 bytes each: magic u32, flags u32 (0), two words u64.
 //!

@@ -84,7 +84,8 @@ impl Drop for Inbound {
 #[derive(Debug)]
 pub(crate) struct Inbound {
     pub(crate) name: String,
-    /// On which nothing goes back, and where answers go. Before both came, the connection that introduced the comm.
+    /// On which nothing goes back, and where answers go. Before both came, the connection that
+    /// introduced the comm.
     link: Arc<Link>,
     answers: Option<Arc<Link>>,
     pub(crate) ring: Ring<Request>,
@@ -422,7 +423,8 @@ impl Inbound {
             sequence,
             size: capacity,
         };
-        // 24 bytes that a sender reads whenever it calls: they fit, or the connection is gone and the sender knows.
+        // 24 bytes that a sender reads whenever it calls: they fit, or the connection is gone and
+        // the sender knows.
         let _ = self.answers().send_whole(&notice.encode(Record::Refusal));
         NetError::internal(format!(
             "{}: message {sequence} has {message} bytes, the posted receive holds {capacity}; \

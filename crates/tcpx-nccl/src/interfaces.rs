@@ -128,7 +128,8 @@ pub(crate) fn unmet(filter: &str, all: &[Interface]) -> Option<String> {
     })
 }
 
-/// The fastest adapters; without one, the first interface that reaches others, else whatever there is.
+/// The fastest adapters; without one, the first interface that reaches others, else whatever there
+/// is.
 fn unasked(all: &[Interface]) -> (Vec<Interface>, &'static str) {
     let adapters = || all.iter().filter(|one| one.reach == Reach::Adapter);
     // One that does not tell its speed is taken among its like.
@@ -164,8 +165,8 @@ fn has_other(all: &[Interface], filter: &InterfaceFilter) -> bool {
         .any(|interface| !interface.is_loopback() && filter.admits(&interface.name))
 }
 
-/// Interfaces that are up and have an address, of that family if one is given: IPv4 if there is one,
-/// else a routable IPv6. They come in the kernel's order, which both ends of a rail share.
+/// Interfaces that are up and have an address, of that family if one is given: IPv4 if there is
+/// one, else a routable IPv6. They come in the kernel's order, which both ends of a rail share.
 pub(crate) fn list(family: Option<Family>) -> Result<Vec<Interface>, NetError> {
     let system = |error: &dyn std::error::Error| {
         let hint = "see what keeps this process from it";

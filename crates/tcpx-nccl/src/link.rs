@@ -1,9 +1,10 @@
-//! A connection behind its handshake: what it carries goes as it is or, where the ranks have a key, sealed in
-//! [records](tcpx_wire::record). Unless they encrypt, long payload goes bare behind the record of its head, which says
-//! how long it is.
+//! A connection behind its handshake: what it carries goes as it is or, where the ranks have a key,
+//! sealed in [records](tcpx_wire::record). Unless they encrypt, long payload goes bare behind the
+//! record of its head, which says how long it is.
 //!
-//! Places of the stream are counted in the caller's bytes. A record counts as sent once all of it is in the socket,
-//! for only then may the peer have opened it; until then the caller offers its bytes again.
+//! Places of the stream are counted in the caller's bytes. A record counts as sent once all of it
+//! is in the socket, for only then may the peer have opened it; until then the caller offers its
+//! bytes again.
 
 use std::error::Error;
 use std::io;
@@ -22,16 +23,19 @@ use tcpx_wire::record::{
 
 use crate::held::Stream;
 
-/// Records that one call into the socket moves: with 4 the rate on two cores is 0.8 to 0.9, with 16 and 32 it is the same.
+/// Records that one call into the socket moves: with 4 the rate on two cores is 0.8 to 0.9, with 16
+/// and 32 it is the same.
 const RECORDS: usize = 12;
 const ROOM: usize = RECORDS * sealed_bytes(MOST_BYTES);
 /// A record seals in front how many bytes follow it bare.
 const BARE_BYTES: usize = 4;
 /// Most bytes of the caller's in one record.
 const TEXT_BYTES: usize = MOST_BYTES - BARE_BYTES;
-/// Payload of so many bytes and more goes bare where ranks do not encrypt: to seal 2 KB makes a round trip a sixth longer.
+/// Payload of so many bytes and more goes bare where ranks do not encrypt: to seal 2 KB makes a
+/// round trip a sixth longer.
 const LEAST_BARE_BYTES: usize = 1 << 10;
-/// What is asked of the socket where payload comes bare: a head and a message of 4 KiB. More would be copied twice.
+/// What is asked of the socket where payload comes bare: a head and a message of 4 KiB. More would
+/// be copied twice.
 const AHEAD: usize = (4 << 10) + 128;
 
 /// An authenticated connection.
@@ -64,7 +68,8 @@ impl Link {
         Self { stream, sealed }
     }
 
-    /// The connection of a lane, and what seals and opens the rest of what it carries. Nothing may be half sent.
+    /// The connection of a lane, and what seals and opens the rest of what it carries. Nothing may
+    /// be half sent.
     pub(crate) fn into_lane(self) -> (Stream, Option<(Protection, Sealer, Opener)>) {
         let seals = self.sealed.map(|sealed| {
             let Sealed {
@@ -77,8 +82,8 @@ impl Link {
         (self.stream, seals)
     }
 
-    /// Sends a record of the plugin's, all of it or nothing; what the socket does not take at once goes in front of
-    /// whatever follows. Only between messages.
+    /// Sends a record of the plugin's, all of it or nothing; what the socket does not take at once
+    /// goes in front of whatever follows. Only between messages.
     ///
     /// # Errors
     /// The connection is broken.
@@ -133,8 +138,8 @@ impl Link {
         }
     }
 
-    /// As [`receive_bytes`](Self::receive_bytes), and takes nothing from the socket that lies behind a record of these
-    /// bytes.
+    /// As [`receive_bytes`](Self::receive_bytes), and takes nothing from the socket that lies
+    /// behind a record of these bytes.
     ///
     /// # Errors
     /// As there.
@@ -150,7 +155,8 @@ impl Link {
         }
     }
 
-    /// As [`receive_bytes`](Self::receive_bytes), into these spans one behind the other, which are not all empty.
+    /// As [`receive_bytes`](Self::receive_bytes), into these spans one behind the other, which are
+    /// not all empty.
     ///
     /// # Errors
     /// As there.
@@ -230,7 +236,8 @@ impl Outward {
         self.taken < self.plain || self.bare > 0
     }
 
-    /// One call into the socket, with what goes bare behind the records; whether it has all records.
+    /// One call into the socket, with what goes bare behind the records; whether it has all
+    /// records.
     ///
     /// # Safety
     /// As for [`Link::send_message`].
@@ -298,7 +305,8 @@ impl Outward {
         self.bytes.clear();
         (self.sent, self.plain, self.taken) = (0, 0, 0);
         let (bare, payload) = match payload.len() >= self.bare_from {
-            // A head is far shorter than the records here; what is longer than 4 GiB is offered again.
+            // A head is far shorter than the records here; what is longer than 4 GiB is offered
+            // again.
             true => (payload.len().try_into().unwrap_or(u32::MAX), Span::EMPTY),
             false => (0, payload),
         };
@@ -340,7 +348,8 @@ struct Inward {
     most: usize,
     /// Has room for that, and for any record, once it has been used.
     bytes: Vec<u8>,
-    /// Of `bytes`: what was opened, or came bare, and was not taken, and what has come behind it and its tag.
+    /// Of `bytes`: what was opened, or came bare, and was not taken, and what has come behind it
+    /// and its tag.
     opened: Range<usize>,
     came: Range<usize>,
     /// Bytes that come bare in front of the next record.
@@ -394,7 +403,8 @@ impl Inward {
                 }
                 let bytes = rest.len().min(self.opened.len());
                 let from = self.bytes[self.opened.start..][..bytes].as_ptr();
-                // SAFETY: the caller vouches for the span, which nobody else refers to; `from` has as many bytes.
+                // SAFETY: the caller vouches for the span, which nobody else refers to; `from` has
+                // as many bytes.
                 unsafe { from.copy_to_nonoverlapping(rest.start().cast_mut(), bytes) };
                 self.opened.start += bytes;
                 rest = rest.from(bytes);
@@ -404,7 +414,8 @@ impl Inward {
         Ok(Moved::Bytes(moved))
     }
 
-    /// Opens the next record that seals anything, if it has come whole, or takes what has come bare.
+    /// Opens the next record that seals anything, if it has come whole, or takes what has come
+    /// bare.
     fn open(&mut self) -> io::Result<bool> {
         while self.opened.is_empty() {
             let (start, came) = (self.came.start, &mut self.bytes[self.came.clone()]);
@@ -436,8 +447,8 @@ impl Inward {
         Ok(true)
     }
 
-    /// Reads more, behind what has come; nothing is opened then. What comes bare goes to where it is wanted; gives how much
-    /// that is.
+    /// Reads more, behind what has come; nothing is opened then. What comes bare goes to where it
+    /// is wanted; gives how much that is.
     ///
     /// # Safety
     /// As for [`Link::receive_spans`].
@@ -618,7 +629,8 @@ mod tests {
         }
     }
 
-    /// Sends a head of 24 bytes and payload; what went over the wire, and what the receiver makes of it if `change` had it.
+    /// Sends a head of 24 bytes and payload; what went over the wire, and what the receiver makes
+    /// of it if `change` had it.
     fn through(
         protection: Protection,
         payload: &[u8],

@@ -43,7 +43,8 @@ pub(crate) enum BufferPlace {
     Device(DeviceSlice),
 }
 
-/// Jobs on one registration for which there is room from the start: on the way nothing is allocated.
+/// Jobs on one registration for which there is room from the start: on the way nothing is
+/// allocated.
 const JOBS_AT_ONCE: usize = 128;
 
 impl Memory {

@@ -1,15 +1,18 @@
-//! A comm's own pair of connections, for what it sends and for what its receiver answers. Where it breaks while both
-//! processes live, the sender's process dials another pair, over whatever way works, and the stream goes on where the
-//! receiver has read to. The first pair comes in the same way.
+//! A comm's own pair of connections, for what it sends and for what its receiver answers. Where it
+//! breaks while both processes live, the sender's process dials another pair, over whatever way
+//! works, and the stream goes on where the receiver has read to. The first pair comes in the same
+//! way.
 //!
-//! An end in order is the peer's word and final; a connection broke if it was reset, or the peer's system leaves packets
-//! unanswered. Silence says nothing: a receiver may read nothing for as long as it likes. One that has waited for bytes,
-//! and says so, while they are long under way, has a broken connection too.
+//! An end in order is the peer's word and final; a connection broke if it was reset, or the peer's
+//! system leaves packets unanswered. Silence says nothing: a receiver may read nothing for as long
+//! as it likes. One that has waited for bytes, and says so, while they are long under way, has a
+//! broken connection too.
 //!
-//! The sender dials the door of the receiver's process, proves itself as a lane does and names the session of the
-//! connection that introduced the comm. The receiver closes the pair before, says how far it has read, and repeats what it grants. A comm that
-//! is gone answers with the end, a process that is gone with a refusal. The receiver cannot dial: while it waits, it looks
-//! whether the door of the sender's process is still there.
+//! The sender dials the door of the receiver's process, proves itself as a lane does and names the
+//! session of the connection that introduced the comm. The receiver closes the pair before, says
+//! how far it has read, and repeats what it grants. A comm that is gone answers with the end, a
+//! process that is gone with a refusal. The receiver cannot dial: while it waits, it looks whether
+//! the door of the sender's process is still there.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -36,9 +39,11 @@ use crate::lanes::lane_set::{DEAD_AFTER, Peer};
 use crate::lanes::runtime::Runtime;
 use crate::link::Link;
 
-/// Largest message of which a copy is retained; as of a chunk on a lane. Of a longer one its own memory is sent again.
+/// Largest message of which a copy is retained; as of a chunk on a lane. Of a longer one its own
+/// memory is sent again.
 const COPIED_BYTES: usize = 64 << 10;
-/// The same without lanes, where the copy of 64 KiB cost a tenth of the rate. A longer one is not sent again.
+/// The same without lanes, where the copy of 64 KiB cost a tenth of the rate. A longer one is not
+/// sent again.
 const COPIED_WITHOUT_LANES: usize = 16 << 10;
 
 /// Largest message of which a copy is retained.
@@ -52,7 +57,8 @@ pub(crate) const fn copied_bytes(with_lanes: bool) -> usize {
 
 /// Most bytes of copies of one comm.
 pub(crate) const COPIES: usize = 1 << 20;
-/// After so many bytes of short messages the receiver says how far it has read: copies have room for more until then.
+/// After so many bytes of short messages the receiver says how far it has read: copies have room
+/// for more until then.
 pub(crate) const ACKNOWLEDGED_TOGETHER: u64 = 512 << 10;
 /// After so many bytes of any: nobody waits for those.
 pub(crate) const ACKNOWLEDGED_AT_LAST: u64 = 8 << 20;
@@ -124,8 +130,8 @@ impl Resume {
         self.lost.is_some() || self.is_doubtful
     }
 
-    /// Dials; gives the connections, payload's first, that take the place of those before. Those that are not lost stay
-    /// where they `must_stay`.
+    /// Dials; gives the connections, payload's first, that take the place of those before. Those
+    /// that are not lost stay where they `must_stay`.
     ///
     /// # Errors
     /// There will be none: why.
@@ -191,8 +197,9 @@ impl Resume {
         Err(self.gone.insert(why).clone())
     }
 
-    /// Looks at a connection on which the receiver may lack something, and has read up to `read`. Where the peer's
-    /// system answers nothing, another pair is dialled; if that comes about, it takes the place.
+    /// Looks at a connection on which the receiver may lack something, and has read up to `read`.
+    /// Where the peer's system answers nothing, another pair is dialled; if that comes about, it
+    /// takes the place.
     pub(crate) fn check_link(&mut self, now: Instant, link: &Link, read: Option<u64>) {
         self.waits = match (read, self.waits) {
             (Some(read), Some(waits)) if waits.1 == read => Some(waits),
@@ -201,8 +208,8 @@ impl Resume {
         self.is_doubtful |= self.waits.is_some() && is_unanswered(link);
     }
 
-    /// The receiver, which has read up to `read`, has waited for more. Where that has been under way for too long, it
-    /// does not come.
+    /// The receiver, which has read up to `read`, has waited for more. Where that has been under
+    /// way for too long, it does not come.
     pub(crate) fn wanted(&mut self, now: Instant, read: u64) {
         let waits = self.waits.filter(|(_, before)| *before == read);
         let is_late =
@@ -259,7 +266,8 @@ impl LinkInbox {
         lock(&self.next)
     }
 
-    /// A pair came, payload's first, that takes the place of the one before; one of an older epoch is dropped.
+    /// A pair came, payload's first, that takes the place of the one before; one of an older epoch
+    /// is dropped.
     pub(crate) fn put(&self, epoch: u32, pair: [Link; 2]) {
         let mut next = self.lock();
         if epoch > next.epoch {
@@ -302,7 +310,8 @@ pub(crate) struct Comeback {
 }
 
 impl Comeback {
-    /// For a comm that is introduced in this session; the monitor has to [watch](LinkInbox::monitor_handle) it.
+    /// For a comm that is introduced in this session; the monitor has to
+    /// [watch](LinkInbox::monitor_handle) it.
     pub(crate) fn new(runtime: &Runtime, session: SessionId, peer: IpAddr) -> Self {
         let inbox = Arc::new(LinkInbox::new(runtime.monitor.handle()));
         runtime.registry.expect(session, &inbox);
@@ -331,7 +340,8 @@ pub(crate) struct Waiting {
     /// The door of the sender's process, if it is known.
     door: Option<SocketAddr>,
     look: PeerLiveness,
-    /// There was none before: the connection that introduced the comm is there as long as its sender.
+    /// There was none before: the connection that introduced the comm is there as long as its
+    /// sender.
     pub(crate) is_first: bool,
 }
 
@@ -398,7 +408,8 @@ impl Waiting {
     }
 }
 
-/// Says how far the receiver has read, and whether it `waits` for more. A sender that takes nothing now is told later.
+/// Says how far the receiver has read, and whether it `waits` for more. A sender that takes nothing
+/// now is told later.
 pub(crate) fn report_read(link: &Link, read: u64, waits: bool) -> io::Result<Moved> {
     let record = Header {
         sequence: read,

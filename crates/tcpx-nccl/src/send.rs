@@ -138,7 +138,8 @@ struct State {
 }
 
 impl SendComm {
-    /// A comm on its own pair of connections, payload's first, with the lanes for its large messages.
+    /// A comm on its own pair of connections, payload's first, with the lanes for its large
+    /// messages.
     pub(crate) fn new(
         shared: Arc<ProcessState>,
         [link, answers]: [Link; 2],
@@ -317,8 +318,8 @@ impl SendComm {
         if ends_well && !state.is_over() {
             Rest::start(state, Arc::clone(&self.shared), Arc::clone(&self.runtime));
         } else {
-            // The kernel brings what it has, and nothing comes back here that would have it drop some of it. A fork's copy
-            // of the socket would hold back the end.
+            // The kernel brings what it has, and nothing comes back here that would have it drop
+            // some of it. A fork's copy of the socket would hold back the end.
             let _ = state.link.shutdown(std::net::Shutdown::Write);
         }
         ended.map(|_| ())
@@ -326,7 +327,8 @@ impl SendComm {
 }
 
 impl State {
-    /// Takes everything back from the lanes, and tells the receiver if all was sent; whether it was.
+    /// Takes everything back from the lanes, and tells the receiver if all was sent; whether it
+    /// was.
     ///
     /// # Errors
     /// A lane has not let go of the host's memory.
@@ -466,7 +468,8 @@ impl State {
             // Its memory was registered on a comm that has lanes.
             Source::Device(_) => return Err(no_lanes(name)),
         };
-        // SAFETY: the payload lies in memory that the host registered and keeps valid until the request is done.
+        // SAFETY: the payload lies in memory that the host registered and keeps valid until the
+        // request is done.
         let moved = unsafe { link.send_message(header_left, payload) };
         let Ok(Moved::Bytes(bytes)) = moved else {
             return self.wrote(moved);

@@ -40,8 +40,8 @@ pub(crate) trait Comm: Debug + Send {
     fn failure(&self) -> Option<&NetError>;
 }
 
-/// A comm of the host program, of which the status tells until it is dropped. Then nothing of it is left, whoever looks
-/// at it meanwhile.
+/// A comm of the host program, of which the status tells until it is dropped. Then nothing of it is
+/// left, whoever looks at it meanwhile.
 #[derive(Debug)]
 pub(crate) struct Told<C: Comm + 'static> {
     comm: Arc<KeptComm<C>>,
@@ -107,7 +107,8 @@ impl<C: Comm> Told<C> {
         })
     }
 
-    /// Does the last of it and takes it out: nobody finds it any more. `None` where that was done before.
+    /// Does the last of it and takes it out: nobody finds it any more. `None` where that was done
+    /// before.
     pub(crate) fn end<R>(&self, last: impl FnOnce(&mut C) -> R) -> Option<(C, R)> {
         let (state, result) = {
             let mut state = lock(&self.comm.state);
@@ -225,8 +226,8 @@ impl Running<'_> {
     }
 }
 
-/// Tells the log of a comm that has stalled what its status tells of its first operation. A receive may be posted
-/// long before its message: worth a line, not a warning.
+/// Tells the log of a comm that has stalled what its status tells of its first operation. A receive
+/// may be posted long before its message: worth a line, not a warning.
 pub(crate) fn report_stall(log: &Log, describe: impl FnOnce(&mut ConnectionReport)) {
     let mut report = ConnectionReport::default();
     describe(&mut report);

@@ -12,8 +12,9 @@ use nccl_net::tuner::{Choice, Tuner};
 
 /// Collectives up to so many bytes, and their channels.
 const CHANNELS: [(usize, u32); 3] = [(16 << 10, 1), (1 << 20, 2), (8 << 20, 4)];
-/// Channels of larger ones, or all that NCCL has: with twice as many an all-reduce of 256 MiB takes a quarter longer
-/// on 16 cores. Every rank must say the same, so nothing here looks at what differs between hosts.
+/// Channels of larger ones, or all that NCCL has: with twice as many an all-reduce of 256 MiB takes
+/// a quarter longer on 16 cores. Every rank must say the same, so nothing here looks at what
+/// differs between hosts.
 const MOST_CHANNELS: u32 = 8;
 /// Up to here NCCL may choose LL, whose messages are small and many.
 const LOW_LATENCY_BYTES: usize = 128 << 10;

@@ -57,7 +57,8 @@ fn cycles(count: usize) {
         for number in 0..count {
             cycle(number % 4 == 0);
         }
-        // A socket is kept until the peer's system has its last bytes, and let go of by the next comm.
+        // A socket is kept until the peer's system has its last bytes, and let go of by the next
+        // comm.
         until("the end of every descriptor and thread", || {
             let now = held();
             if now.0 > before.0 || now.1 > before.1 {

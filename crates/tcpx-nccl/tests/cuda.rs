@@ -1,4 +1,5 @@
-//! CUDA pointers, with host memory standing in for a GPU's: the copy worker moves it through pinned slots.
+//! CUDA pointers, with host memory standing in for a GPU's: the copy worker moves it through pinned
+//! slots.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at what it does not expect")]
 
@@ -35,7 +36,8 @@ fn config() -> Config {
     }
 }
 
-/// All slots that receives may have, of which the last may come back behind the end of their message; nothing can be copied meanwhile.
+/// All slots that receives may have, of which the last may come back behind the end of their
+/// message; nothing can be copied meanwhile.
 fn take_all(worker: &CopyWorker) -> Vec<PinnedSlot> {
     let mut held = Vec::new();
     common::until("the slots", || {
@@ -141,7 +143,8 @@ fn a_receive_that_finds_no_slot_goes_on_when_one_is_free() {
     let pair = pair(&plugin(config()));
     let mut from = Registered::new(&pair.send, random(4 << 20, 5), false);
     let mut to = Registered::new(&pair.receive, vec![0; 4 << 20], true);
-    // A large message of host memory takes lanes once the receiver grants, which it does for this one.
+    // A large message of host memory takes lanes once the receiver grants, which it does for this
+    // one.
     let mut small = Registered::new(&pair.send, random(100, 5), true);
     transfer(&pair, &mut small, &mut to, 100, 4 << 20);
     let held = take_all(&worker);
@@ -180,7 +183,8 @@ fn deregistered_memory_is_neither_read_nor_written() {
 fn host_memory_lands_in_the_gpus_and_back() {
     let _alone = alone();
     let pair = pair(&plugin(config()));
-    // As with NCCL's LL: sent from host memory, received into the GPU's; large ones before a grant too.
+    // As with NCCL's LL: sent from host memory, received into the GPU's; large ones before a grant
+    // too.
     for (number, size) in SIZES
         .into_iter()
         .chain([3 << 20, 16, 65_536, 70_000, 16])

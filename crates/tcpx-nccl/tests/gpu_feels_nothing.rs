@@ -1,5 +1,5 @@
-//! After the first comms on a GPU, none asks the driver for anything that waits for the program's kernels or holds up
-//! copies of the process, whatever comes, moves and goes.
+//! After the first comms on a GPU, none asks the driver for anything that waits for the program's
+//! kernels or holds up copies of the process, whatever comes, moves and goes.
 //!
 //! The only test of its process: it looks at every call.
 

@@ -14,7 +14,8 @@ use crate::key_ring::{self, KeyRing, KeyRingError};
 pub enum Auth {
     /// A server's key: with it this side can serve, and connect to any server that has the same.
     Key(Key),
-    /// A server's key and the clients that it lets in, by name: with it this side can serve, and connect as the server.
+    /// A server's key and the clients that it lets in, by name: with it this side can serve, and
+    /// connect as the server.
     Ring(KeyRing),
     /// A client's key: with it this side can connect to the server that it is of.
     Client(ClientKey),
@@ -59,7 +60,8 @@ impl Auth {
     }
 }
 
-/// Who is at the other end: an address, and at a server whose keys have names the name of the client's key.
+/// Who is at the other end: an address, and at a server whose keys have names the name of the
+/// client's key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Peer {

@@ -101,8 +101,8 @@ pub enum Payload {
     },
 }
 
-/// News of a channel, most of them the end of one request. Each accepted request ends exactly once, except one whose
-/// [`Channel::cancel`] answered [`Cancel::Done`].
+/// News of a channel, most of them the end of one request. Each accepted request ends exactly once,
+/// except one whose [`Channel::cancel`] answered [`Cancel::Done`].
 #[derive(Debug)]
 pub enum Completion {
     /// The source may be reused. Where the network may have to send the chunk again and reads the
@@ -139,8 +139,9 @@ pub enum Completion {
         /// Where they are.
         payload: Payload,
     },
-    /// A transfer has come to a window: the header of one of its chunks is there, and the payload follows. Said before
-    /// anything else of the transfer, though nobody is woken for it: who waits has something to do when bytes are there.
+    /// A transfer has come to a window: the header of one of its chunks is there, and the payload
+    /// follows. Said before anything else of the transfer, though nobody is woken for it: who waits
+    /// has something to do when bytes are there.
     Begun {
         /// The window's request.
         token: u64,
@@ -167,14 +168,16 @@ pub enum Completion {
         /// Why.
         error: ChannelError,
     },
-    /// A window is closed, after its last chunk or by [`Channel::cancel`]. Nothing points at its memory any more.
+    /// A window is closed, after its last chunk or by [`Channel::cancel`]. Nothing points at its
+    /// memory any more.
     Closed {
         /// The window's request.
         token: u64,
         /// Chunks have come to it, be it in part: its memory may have been written.
         touched: bool,
     },
-    /// A lane is missing that only the peer can dial: it is to be asked. Said again while it is missing.
+    /// A lane is missing that only the peer can dial: it is to be asked. Said again while it is
+    /// missing.
     LaneMissing {
         /// The lane.
         lane: u16,
@@ -249,7 +252,8 @@ pub enum Cancel {
 /// Counters since the channel was made.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ChannelStats {
-    /// Payload bytes handed to the network; not those of gets that a peer on the same host makes by itself.
+    /// Payload bytes handed to the network; not those of gets that a peer on the same host makes by
+    /// itself.
     pub bytes_sent: u64,
     /// Payload bytes taken from the network.
     pub bytes_received: u64,
@@ -278,7 +282,8 @@ pub struct ChannelStats {
     pub tcp_bytes_sent: u64,
     /// Payload bytes of TCP that the kernel received on the channel's open streams.
     pub tcp_bytes_received: u64,
-    /// The same as of the connection's control stream, which small messages travel on; 0 for a channel alone.
+    /// The same as of the connection's control stream, which small messages travel on; 0 for a
+    /// channel alone.
     pub control_bytes_sent: u64,
     /// The same, received.
     pub control_bytes_received: u64,
@@ -305,8 +310,9 @@ pub trait Channel: Send + Debug {
     /// then.
     fn post_send(&mut self, chunk: SendChunk) -> Result<PostAnswer<SendChunk>, ChannelError>;
 
-    /// Opens a window, on a network that [is addressed](crate::Features::is_addressed). It ends with
-    /// [`Completion::Closed`], and is none of [`in_flight`](Self::in_flight) before [`Completion::Begun`].
+    /// Opens a window, on a network that [is addressed](crate::Features::is_addressed). It ends
+    /// with [`Completion::Closed`], and is none of [`in_flight`](Self::in_flight) before
+    /// [`Completion::Begun`].
     ///
     /// # Errors
     /// The channel is broken or closed, its memory is none that it can reach, or the network is not
@@ -321,7 +327,8 @@ pub trait Channel: Send + Debug {
         })
     }
 
-    /// Queues a destination for the chunk of this sequence, on an ordered network. Post in sequence order.
+    /// Queues a destination for the chunk of this sequence, on an ordered network. Post in sequence
+    /// order.
     ///
     /// # Errors
     /// The channel is broken or closed, or the chunk is none that it can take. It is not in flight
@@ -347,17 +354,17 @@ pub trait Channel: Send + Debug {
     /// The ticket is unknown or out of order, or the network refused it.
     fn consume(&mut self, ticket: Ticket) -> Result<PostAnswer<Ticket>, ChannelError>;
 
-    /// Takes the list of a scattered receive back, so that a later one needs no new memory. Optional for
-    /// both sides.
+    /// Takes the list of a scattered receive back, so that a later one needs no new memory.
+    /// Optional for both sides.
     fn recycle(&mut self, _list: ScatterList) {}
 
     /// Takes a request back.
     fn cancel(&mut self, token: u64) -> Cancel;
 
-    /// Says that the peer has placed the chunk of this sequence: it will not have to be sent again. A
-    /// network that can send again keeps each chunk until then, and with it its place among
-    /// those in flight. Sequences that it does not keep are no error; networks that
-    /// keep nothing ignore it.
+    /// Says that the peer has placed the chunk of this sequence: it will not have to be sent again.
+    /// A network that can send again keeps each chunk until then, and with it its place among those
+    /// in flight. Sequences that it does not keep are no error; networks that keep nothing ignore
+    /// it.
     ///
     /// # Errors
     /// [`ChannelError::Protocol`] when no byte of the chunk was sent yet: the peer cannot have it.
@@ -374,28 +381,32 @@ pub trait Channel: Send + Debug {
     /// that one at work does not keep. A network may take what does not move meanwhile for broken.
     fn peer_active(&mut self, _rested: bool) {}
 
-    /// The peer lacks this lane and asks for it: one that can be dialled is dialled, unless that was just done.
+    /// The peer lacks this lane and asks for it: one that can be dialled is dialled, unless that
+    /// was just done.
     fn redial(&mut self, _lane: u16) {}
 
     /// How to wait for completions.
     fn readiness(&self) -> Readiness<'_>;
 
-    /// Says whether the owner polls without waiting on [`readiness`](Self::readiness)'s descriptor, which
-    /// need not become readable then. What was not polled makes it readable when the owner stops.
+    /// Says whether the owner polls without waiting on [`readiness`](Self::readiness)'s descriptor,
+    /// which need not become readable then. What was not polled makes it readable when the owner
+    /// stops.
     fn set_looked_for(&mut self, _looked_for: bool) {}
 
-    /// How long the chunks of a transfer from this memory are, if the peer reads it where it lies and takes them as they
-    /// come; `None`: as the peer cuts it.
+    /// How long the chunks of a transfer from this memory are, if the peer reads it where it lies
+    /// and takes them as they come; `None`: as the peer cuts it.
     fn chunk_bytes(&self, _source: &RegionSlice) -> Option<u32> {
         None
     }
 
-    /// Where a payload lies, if the peer reads it there until the second is dropped: before the memory is anybody's again.
+    /// Where a payload lies, if the peer reads it there until the second is dropped: before the
+    /// memory is anybody's again.
     fn expose(&self, _source: &RegionSlice) -> Option<(Exposure, Exposed)> {
         None
     }
 
-    /// Where a payload of the peer's lies that goes to memory of this kind; `None` where the peer exposes it no more.
+    /// Where a payload of the peer's lies that goes to memory of this kind; `None` where the peer
+    /// exposes it no more.
     ///
     /// # Errors
     /// It cannot be read.
@@ -403,18 +414,20 @@ pub trait Channel: Send + Debug {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// The event loop of what goes one at a time, where it serves nothing but this channel and any thread may lead it.
+    /// The event loop of what goes one at a time, where it serves nothing but this channel and any
+    /// thread may lead it.
     fn own_loop(&self) -> Option<Loop> {
         None
     }
 
-    /// Exposes a window to a peer that has shown its secret and may get there, until the result is dropped or somebody
-    /// writes to it: what the peer has not read whole by then, it asks for.
+    /// Exposes a window to a peer that has shown its secret and may get there, until the result is
+    /// dropped or somebody writes to it: what the peer has not read whole by then, it asks for.
     fn expose_window(&self, _window: &Place, _memory: &RegionSlice) -> Option<ReadUntilWritten> {
         None
     }
 
-    /// Where pieces of the peer's windows lie, if all of them are exposed and this side reads them to there.
+    /// Where pieces of the peer's windows lie, if all of them are exposed and this side reads them
+    /// to there.
     fn find_in_windows(
         &self,
         _pieces: &mut dyn Iterator<Item = (Place, u64)>,
@@ -423,8 +436,8 @@ pub trait Channel: Send + Debug {
         None
     }
 
-    /// Copies some of it, unless it lies in memory of a GPU and was copied. Once it is over, whether all was read while it
-    /// was exposed.
+    /// Copies some of it, unless it lies in memory of a GPU and was copied. Once it is over,
+    /// whether all was read while it was exposed.
     ///
     /// # Errors
     /// It cannot be read.
@@ -432,8 +445,8 @@ pub trait Channel: Send + Debug {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Says that chunks of this many bytes in all, to the peer or from it, will be posted soon: threads
-    /// that sleep may be woken for them now, while the peer still prepares.
+    /// Says that chunks of this many bytes in all, to the peer or from it, will be posted soon:
+    /// threads that sleep may be woken for them now, while the peer still prepares.
     fn expect(&mut self, _bytes: u64, _direction: Direction) {}
 
     /// Requests accepted whose end has not been reported yet.
@@ -445,8 +458,8 @@ pub trait Channel: Send + Debug {
     /// True after [`close`](Self::close) once nothing is in flight and nothing touches memory.
     fn closed(&self) -> bool;
 
-    /// What [`close`](Self::close) began and has not come back: foreign code, which may wait for the peer's
-    /// close. [`poll`](Self::poll) takes note of its end, which nothing announces.
+    /// What [`close`](Self::close) began and has not come back: foreign code, which may wait for
+    /// the peer's close. [`poll`](Self::poll) takes note of its end, which nothing announces.
     fn pending_close(&self) -> Option<PendingClose> {
         None
     }
@@ -454,7 +467,8 @@ pub trait Channel: Send + Debug {
     /// A short name for error messages: `tcp, 4 lanes to 10.0.0.2:12345`.
     fn describe(&self) -> String;
 
-    /// Whether the peer's process can still be there, as far as this channel's own connections tell.
+    /// Whether the peer's process can still be there, as far as this channel's own connections
+    /// tell.
     fn is_alive(&self) -> bool {
         true
     }
@@ -470,7 +484,8 @@ pub trait Channel: Send + Debug {
         self.describe()
     }
 
-    /// The congestion control of its TCP sockets, as the kernel names it; `None` without such sockets.
+    /// The congestion control of its TCP sockets, as the kernel names it; `None` without such
+    /// sockets.
     fn congestion_control(&self) -> Option<String> {
         None
     }

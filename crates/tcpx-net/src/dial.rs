@@ -17,8 +17,8 @@ use crate::error::NetworkError;
 
 pub use tcpx_lanes::socket::DialOptions;
 
-/// A control connection whose server has proved itself, and this side's proof is on its way. What the peer sends next is
-/// still in the stream: its first record is the welcome, which
+/// A control connection whose server has proved itself, and this side's proof is on its way. What
+/// the peer sends next is still in the stream: its first record is the welcome, which
 /// [`Established::read_welcome`](tcpx_wire::handshake::Established::read_welcome) reads.
 #[derive(Debug)]
 pub struct Dialled {
@@ -35,8 +35,8 @@ pub struct Dialled {
 /// Opens a control connection.
 ///
 /// # Errors
-/// [`NetworkError::Socket`]: refused, unreachable and unanswered connections, peers that are not tcpx, and keys or versions
-/// that do not fit.
+/// [`NetworkError::Socket`]: refused, unreachable and unanswered connections, peers that are not
+/// tcpx, and keys or versions that do not fit.
 pub fn dial(
     address: SocketAddr,
     auth: &Auth,
@@ -45,12 +45,12 @@ pub fn dial(
     dial_first(&[address], auth, options)
 }
 
-/// The same, at whichever of a peer's addresses answers first: they are tried in their order, each a little after the one
-/// before (RFC 8305).
+/// The same, at whichever of a peer's addresses answers first: they are tried in their order, each
+/// a little after the one before (RFC 8305).
 ///
 /// # Errors
-/// As [`dial`]: that of a peer which answered otherwise than expected, if one did; where all of several are silent
-/// [`NetworkError::NoAddress`].
+/// As [`dial`]: that of a peer which answered otherwise than expected, if one did; where all of
+/// several are silent [`NetworkError::NoAddress`].
 pub fn dial_first(
     addresses: &[SocketAddr],
     auth: &Auth,
@@ -108,8 +108,8 @@ pub struct JoinedLane {
     pub keys: LaneKeys,
 }
 
-/// A connection of a session on its way to the listener's answer: a lane, or one that takes the place of the control
-/// connection.
+/// A connection of a session on its way to the listener's answer: a lane, or one that takes the
+/// place of the control connection.
 pub type LaneDial = Dial<LaneClient>;
 
 /// What it leads to: a stream that has joined the session, the way it takes, and its keys.
@@ -188,8 +188,9 @@ impl From<LaneLink> for ControlStream {
     }
 }
 
-/// Begins to open a connection that takes the place of a session's control connection over one of `ways`, which are
-/// tried in their order, each a little after the one before. It takes at most two seconds and a tenth of one for each way.
+/// Begins to open a connection that takes the place of a session's control connection over one of
+/// `ways`, which are tried in their order, each a little after the one before. It takes at most two
+/// seconds and a tenth of one for each way.
 pub fn begin_control(
     ways: Vec<Way>,
     session: &Session,

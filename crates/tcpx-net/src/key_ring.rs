@@ -22,14 +22,15 @@ const SERVER: &str = "server";
 const LONGEST_FILE: u64 = 4096;
 /// Most keys of a ring.
 const MOST: usize = 1000;
-/// What changed this long before it was read may have changed again within the same tick of the clock that
-/// its file system has.
+/// What changed this long before it was read may have changed again within the same tick of the
+/// clock that its file system has.
 const TICK: Duration = Duration::from_secs(2);
 
-/// A server's key and the keys of the clients that it lets in, each with a name. Clones share it: who is removed does not
-/// connect any more, and keeps the connections that it has.
+/// A server's key and the keys of the clients that it lets in, each with a name. Clones share it:
+/// who is removed does not connect any more, and keeps the connections that it has.
 ///
-/// Whoever holds the server's own key, or the client's key that derives from it, is let in as `server`.
+/// Whoever holds the server's own key, or the client's key that derives from it, is let in as
+/// `server`.
 #[derive(Clone)]
 pub struct KeyRing(Arc<Inner>);
 
@@ -46,8 +47,8 @@ struct State {
 /// Where the keys lie.
 struct Folder {
     path: PathBuf,
-    /// It and its files, and when each had last changed before it was read; `None` while something may have changed since
-    /// without another time.
+    /// It and its files, and when each had last changed before it was read; `None` while something
+    /// may have changed since without another time.
     settled: Option<Vec<(PathBuf, SystemTime)>>,
 }
 
@@ -60,10 +61,10 @@ impl KeyRing {
         Self::with_folder(server, None)
     }
 
-    /// The ring of a folder: `server.key` is the server's own key, `NAME.key` that of a client, as [`KeyRing::issue`]
-    /// makes it. Other files do not count. When a client comes and the folder or a file has changed, all is read again, so
-    /// to remove a file shuts its client out. A file that became unusable, or a folder that cannot be read any more, lets
-    /// nobody in, with a warning.
+    /// The ring of a folder: `server.key` is the server's own key, `NAME.key` that of a client, as
+    /// [`KeyRing::issue`] makes it. Other files do not count. When a client comes and the folder or
+    /// a file has changed, all is read again, so to remove a file shuts its client out. A file that
+    /// became unusable, or a folder that cannot be read any more, lets nobody in, with a warning.
     ///
     /// # Errors
     /// The folder or a key in it cannot be read, or is none.
@@ -125,8 +126,8 @@ impl KeyRing {
         Ok(key)
     }
 
-    /// Shuts a client out; `false` if there is none of this name. A folder's file stays, and counts again when the folder has
-    /// changed: remove the file instead.
+    /// Shuts a client out; `false` if there is none of this name. A folder's file stays, and counts
+    /// again when the folder has changed: remove the file instead.
     pub fn remove(&self, name: KeyName) -> bool {
         let mut state = lock(&self.0.state);
         let before = state.clients.len();
@@ -134,7 +135,8 @@ impl KeyRing {
         state.clients.len() < before
     }
 
-    /// The names and keys of the clients, in the order of the names; the server's own is not among them.
+    /// The names and keys of the clients, in the order of the names; the server's own is not among
+    /// them.
     pub fn clients(&self) -> Vec<(KeyName, ClientKey)> {
         let state = lock(&self.0.state);
         let named = |client: &KnownClient| Some((client.name?, client.key.clone()));

@@ -30,8 +30,8 @@ pub struct AcceptedLane {
     pub keys: LaneKeys,
     /// Its number, `0..lanes`.
     pub lane: u16,
-    /// How many lanes the client said it would open; one that it opened before both sides agreed says what it
-    /// wished.
+    /// How many lanes the client said it would open; one that it opened before both sides agreed
+    /// says what it wished.
     pub lanes: u16,
     /// Where it came from.
     pub peer: SocketAddr,
@@ -64,7 +64,8 @@ struct Shortage {
     errno: i32,
 }
 
-/// A shortage ends the set-up that lasts as long, and is over when the listener has not found it again for as long.
+/// A shortage ends the set-up that lasts as long, and is over when the listener has not found it
+/// again for as long.
 const SHORTAGE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_millis(500));
 
 /// Called when a control connection arrives.
@@ -76,8 +77,8 @@ impl fmt::Debug for Notify {
     }
 }
 
-/// The lanes that joined one session. Clones share the same inbox; when the last clone is dropped, so are the lanes
-/// in it, and further ones of the session are refused.
+/// The lanes that joined one session. Clones share the same inbox; when the last clone is dropped,
+/// so are the lanes in it, and further ones of the session are refused.
 #[derive(Debug, Clone, Default)]
 pub struct LaneInbox(Arc<Inner>);
 
@@ -124,16 +125,17 @@ impl LaneInbox {
         Self::default()
     }
 
-    /// The set-up is done: from now on only lanes `0..lanes` may come, in place of those that died, and
-    /// with 0 none. The first answer stands.
+    /// The set-up is done: from now on only lanes `0..lanes` may come, in place of those that died,
+    /// and with 0 none. The first answer stands.
     pub fn agree(&self, lanes: u16) {
         let mut waiting = lock(&self.0.waiting);
         let lanes = *self.0.agreed.get_or_init(|| lanes);
         waiting.retain(|waiting| waiting.lane < lanes);
     }
 
-    /// Puts a lane in; gives it back when the inbox is full, or when the session has no such lane. A later
-    /// stream of a lane takes the place of one that still waits: the client gave that one up.
+    /// Puts a lane in; gives it back when the inbox is full, or when the session has no such lane.
+    /// A later stream of a lane takes the place of one that still waits: the client gave that one
+    /// up.
     pub fn deliver(&self, lane: AcceptedLane) -> Option<AcceptedLane> {
         let mut waiting = lock(&self.0.waiting);
         if let Some(agreed) = self.0.agreed.get() {
@@ -176,7 +178,8 @@ impl LaneInbox {
         lock(&self.0.control).take()
     }
 
-    /// The session has failed, for this reason: whoever would go on with it is told, once and for all.
+    /// The session has failed, for this reason: whoever would go on with it is told, once and for
+    /// all.
     pub fn end(&self, reason: &str) {
         let mut control = lock(&self.0.control);
         self.0.over.get_or_init(|| reason.to_owned());
@@ -195,7 +198,8 @@ impl LaneInbox {
         self.0.notify.get_or_init(|| notify);
     }
 
-    /// The listener has no descriptor for what comes: whoever waits for lanes need not wait to its deadline.
+    /// The listener has no descriptor for what comes: whoever waits for lanes need not wait to its
+    /// deadline.
     pub(crate) fn lacks_descriptors(&self, now: Instant, error: &io::Error) {
         let mut shortage = lock(&self.0.shortage);
         let lasting = shortage.as_ref().filter(|one| now < one.at + SHORTAGE.1);
@@ -222,11 +226,12 @@ impl LaneInbox {
         lock(&self.0.waiting).pop_front()
     }
 
-    /// The next lane, or `None` when none came before the deadline; hears meanwhile whether the peer gives the
-    /// set-up up. Only one at a time may wait.
+    /// The next lane, or `None` when none came before the deadline; hears meanwhile whether the
+    /// peer gives the set-up up. Only one at a time may wait.
     ///
     /// # Errors
-    /// What [`Exchange::wait`] says, or the system has no descriptor left for what it needs or for lanes.
+    /// What [`Exchange::wait`] says, or the system has no descriptor left for what it needs or for
+    /// lanes.
     pub fn take(
         &self,
         exchange: &mut dyn Exchange,

@@ -110,8 +110,8 @@ impl Listener {
     /// Listens.
     ///
     /// # Errors
-    /// [`NetworkError::Socket`] when the address cannot be bound, the thread cannot be started or the system refuses that
-    /// choice, [`NetworkError::ClientKey`] with a client's key.
+    /// [`NetworkError::Socket`] when the address cannot be bound, the thread cannot be started or
+    /// the system refuses that choice, [`NetworkError::ClientKey`] with a client's key.
     pub fn bind(options: ListenOptions) -> Result<Self, NetworkError> {
         let asked = options.address;
         let key = match &options.auth {
@@ -180,8 +180,8 @@ impl Listener {
         }
     }
 
-    /// As [`accept`](Self::accept), but `None` once `other` is true, which is asked at first and after
-    /// each [`ListenerNudge::nudge`]; with `takes` off that is all it waits for.
+    /// As [`accept`](Self::accept), but `None` once `other` is true, which is asked at first and
+    /// after each [`ListenerNudge::nudge`]; with `takes` off that is all it waits for.
     ///
     /// # Errors
     /// As for [`accept`](Self::accept).

@@ -57,8 +57,8 @@ pub struct Setup<'a> {
 
 /// Rounds of opaque set-up messages over the control connection.
 pub trait Exchange {
-    /// One round: sends our payload, has `other` go on until the peer's has come, and returns that. One that cannot leaves
-    /// `other` alone. Both sides must call it equally often.
+    /// One round: sends our payload, has `other` go on until the peer's has come, and returns that.
+    /// One that cannot leaves `other` alone. Both sides must call it equally often.
     ///
     /// # Errors
     /// The control connection failed, the peer sent something else, or the set-up deadline passed.
@@ -68,12 +68,14 @@ pub trait Exchange {
         other: &mut dyn Meanwhile,
     ) -> Result<Vec<u8>, NetworkError>;
 
-    /// From here on nothing but the peer's own failure keeps this side from carrying chunks: it may be told, and wait no
-    /// longer, while the rest is done. One that is not told waits for the end of [`Network::establish`].
+    /// From here on nothing but the peer's own failure keeps this side from carrying chunks: it may
+    /// be told, and wait no longer, while the rest is done. One that is not told waits for the end
+    /// of [`Network::establish`].
     fn ready(&mut self) {}
 
-    /// Between rounds: waits until one of the descriptors is ready, at most until `deadline`, and hears meanwhile
-    /// whether the peer gives the set-up up; one that cannot hear waits all the same. May come back early.
+    /// Between rounds: waits until one of the descriptors is ready, at most until `deadline`, and
+    /// hears meanwhile whether the peer gives the set-up up; one that cannot hear waits all the
+    /// same. May come back early.
     ///
     /// # Errors
     /// The peer gave up, or the control connection failed.
@@ -112,15 +114,18 @@ impl Meanwhile for () {
 pub struct Features {
     /// `tcp`, `devmem`, or `plugin:` and the plugin's own name. Both sides must agree.
     pub name: String,
-    /// How many channels [`Network::establish`] will make. The embedded network makes one, with its lanes inside.
+    /// How many channels [`Network::establish`] will make. The embedded network makes one, with its
+    /// lanes inside.
     pub channels: u16,
     /// Default chunk size in bytes.
     pub chunk_bytes: u32,
-    /// How many chunks a transfer of medium size is best cut into, where the user chose no chunk size:
-    /// so many that all lanes of the channels carry a part. 1 leaves every chunk at its full size.
+    /// How many chunks a transfer of medium size is best cut into, where the user chose no chunk
+    /// size: so many that all lanes of the channels carry a part. 1 leaves every chunk at its full
+    /// size.
     pub pieces: u32,
-    /// Shorter chunks at the end of a large transfer, where the user chose no chunk size, so that the lanes of
-    /// the channels are done with their last ones at about the same time. `None`: all have their full size.
+    /// Shorter chunks at the end of a large transfer, where the user chose no chunk size, so that
+    /// the lanes of the channels are done with their last ones at about the same time. `None`: all
+    /// have their full size.
     pub taper: Option<Taper>,
     /// Default windows per channel in chunks: (send, receive).
     pub windows: (u16, u16),
@@ -130,13 +135,13 @@ pub struct Features {
     /// - one transfer can be dropped without losing the channel,
     /// - small messages may travel in a frame, past the channels,
     /// - payload can be encrypted,
-    /// - [`Network::establish`] may begin before the peer's settings are known, which may still name another
-    ///   network,
-    /// - a control connection that breaks may be replaced by another one, as channels know by themselves when the peer
-    ///   is gone ([`Channel::is_alive`]).
+    /// - [`Network::establish`] may begin before the peer's settings are known, which may still
+    ///   name another network,
+    /// - a control connection that breaks may be replaced by another one, as channels know by
+    ///   themselves when the peer is gone ([`Channel::is_alive`]).
     ///
-    /// Else the network is ordered: receives are posted, and match in the order in which both sides post; all payload
-    /// travels over the channels, for which the user chose it.
+    /// Else the network is ordered: receives are posted, and match in the order in which both sides
+    /// post; all payload travels over the channels, for which the user chose it.
     pub is_addressed: bool,
     /// Whether its channels do their work on the thread that polls them, so that each connection is
     /// to have a thread of its own.

@@ -1,9 +1,9 @@
 //! The plugin network: any ncclNet plugin file as a network of the engine.
 //!
 //! A channel is one send comm and one receive comm. The plugin is only called from the thread that
-//! owns the channel, but for closes, which have a thread of the connection's own; completions are found by polling. With a device-unpack plugin, payload for
-//! device memory arrives as fragments in the plugin's bounce pool, which the plugin lists in its
-//! device queue.
+//! owns the channel, but for closes, which have a thread of the connection's own; completions are
+//! found by polling. With a device-unpack plugin, payload for device memory arrives as fragments in
+//! the plugin's bounce pool, which the plugin lists in its device queue.
 
 mod channel;
 mod closer;
@@ -81,7 +81,8 @@ pub struct PluginNetwork {
 }
 
 impl PluginNetwork {
-    /// Loads and starts a plugin, within a minute. Environment variables that it reads must be set before.
+    /// Loads and starts a plugin, within a minute. Environment variables that it reads must be set
+    /// before.
     ///
     /// # Errors
     /// As for [`Self::load_within`].

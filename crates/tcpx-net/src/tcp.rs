@@ -1,10 +1,10 @@
 //! The embedded network: chunks over plain TCP.
 //!
 //! One channel is several TCP streams, its *lanes*, to the peer's one listening port. A chunk
-//! travels whole on one lane, behind a 48-byte header that names its window. Any writable lane takes the
-//! next chunk, so a slow lane does not hold up a message. A receiver finds the window by its name and
-//! reads the payload straight into its destination. GPU memory is
-//! staged through pinned slots that the copy worker fills and empties.
+//! travels whole on one lane, behind a 48-byte header that names its window. Any writable lane
+//! takes the next chunk, so a slow lane does not hold up a message. A receiver finds the window by
+//! its name and reads the payload straight into its destination. GPU memory is staged through
+//! pinned slots that the copy worker fills and empties.
 //!
 //! A few event-loop threads per process drive all lanes of all channels; see [`Channel`] for what
 //! the owner of a channel sees.
@@ -57,17 +57,18 @@ pub const CHUNK_BYTES: u32 = 1 << 20;
 /// Default window in chunks, per direction.
 pub const WINDOW: u16 = 64;
 
-/// Lengths of the chunks at the end of a large transfer below the full one, one chunk of each for each lane.
+/// Lengths of the chunks at the end of a large transfer below the full one, one chunk of each for
+/// each lane.
 const TAPER_HALVINGS: u8 = 2;
 
 /// Settings of the embedded network.
 #[derive(Debug, Clone)]
 pub struct TcpOptions {
-    /// Lanes per channel when the user asks for none in particular; 0: one per event loop, and enough
-    /// for every pair of cards. The smaller of both peers' numbers counts.
+    /// Lanes per channel when the user asks for none in particular; 0: one per event loop, and
+    /// enough for every pair of cards. The smaller of both peers' numbers counts.
     pub lanes: u16,
-    /// Event-loop threads of this process, where its first connection asks; 0: one for every two cores, at least two where
-    /// there are two, at most twelve.
+    /// Event-loop threads of this process, where its first connection asks; 0: one for every two
+    /// cores, at least two where there are two, at most twelve.
     pub loops: u16,
     /// Most chunks in flight per direction; at least 1.
     pub window: u16,
@@ -81,27 +82,30 @@ pub struct TcpOptions {
     /// Stages host memory through slots too, as if it were a GPU's. Slower; it runs the staged
     /// path where there is no GPU.
     pub stage_host: bool,
-    /// Bytes that a lane's socket buffers hold in each direction; 0: automatic. That is 512 KiB inside
-    /// one host, where more would let a few lanes take all chunks, and else as the kernel chooses.
+    /// Bytes that a lane's socket buffers hold in each direction; 0: automatic. That is 512 KiB
+    /// inside one host, where more would let a few lanes take all chunks, and else as the kernel
+    /// chooses.
     pub socket_buffer: u32,
-    /// To whom slots are sent by references to their pages, so that the sender copies nothing. Where the system refuses
-    /// it, slots are copied.
+    /// To whom slots are sent by references to their pages, so that the sender copies nothing.
+    /// Where the system refuses it, slots are copied.
     pub lend: Lend,
-    /// Whether payload in host memory is read where it lies by a peer on the same host; as `TCPX_LOCAL` says by default.
+    /// Whether payload in host memory is read where it lies by a peer on the same host; as
+    /// `TCPX_LOCAL` says by default.
     pub local: Local,
     /// For tests.
     #[doc(hidden)]
     pub local_sizes: LocalSizes,
-    /// Bytes that a lane moves before the others of its event loop get their turn; at least 1. For tests.
+    /// Bytes that a lane moves before the others of its event loop get their turn; at least 1. For
+    /// tests.
     #[doc(hidden)]
     pub turn_bytes: usize,
 }
 
 /// Who may read slots of pinned memory where they lie.
 ///
-/// A slot serves one connection after the other. A peer of another host has its own copy once its system has
-/// acknowledged the bytes. A peer of this host reads the pages themselves, whenever it likes, so that it could see what
-/// later connections send.
+/// A slot serves one connection after the other. A peer of another host has its own copy once its
+/// system has acknowledged the bytes. A peer of this host reads the pages themselves, whenever it
+/// likes, so that it could see what later connections send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lend {
     /// Nobody: slots are copied.

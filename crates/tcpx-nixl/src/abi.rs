@@ -1,8 +1,8 @@
 //! NIXL's C++ interface as Rust sees it: x86-64, libstdc++ with its present string ABI.
 //!
 //! Layouts are those of NIXL 1.0 to 1.5 (`src/api/cpp/backend`), read from its headers and checked
-//! against released wheels. Strings, vectors and maps that cross the edge belong to C++, which frees
-//! them, so their memory comes from the `operator new` of the libstdc++ that is loaded.
+//! against released wheels. Strings, vectors and maps that cross the edge belong to C++, which
+//! frees them, so their memory comes from the `operator new` of the libstdc++ that is loaded.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::offset_of;
@@ -89,8 +89,8 @@ fn runtime() -> &'static Runtime {
 }
 
 fn allocate(bytes: usize) -> *mut u8 {
-    // SAFETY: `operator new` takes any size. It throws when memory is out; the process ends then, as with
-    // Rust's own allocator.
+    // SAFETY: `operator new` takes any size. It throws when memory is out; the process ends then,
+    // as with Rust's own allocator.
     unsafe { (runtime().new)(bytes) }.cast()
 }
 
@@ -118,8 +118,8 @@ impl StdString {
     /// # Safety
     /// `place` is valid for a write of a string, and what was there needs no destruction.
     pub(crate) unsafe fn write(place: *mut Self, text: &[u8]) {
-        // SAFETY: the fields are written in place, as the caller allows; the buffer has room for the text and
-        // the terminator.
+        // SAFETY: the fields are written in place, as the caller allows; the buffer has room for
+        // the text and the terminator.
         unsafe {
             let inline = (&raw mut (*place).inline).cast::<u8>();
             let data = if text.len() <= 15 {
@@ -231,7 +231,8 @@ impl<T> StdVector<T> {
         unsafe { std::slice::from_raw_parts(self.begin, self.len()) }
     }
 
-    /// Raw memory for one more item, which counts from now on; what must be relocated is by `relocate`.
+    /// Raw memory for one more item, which counts from now on; what must be relocated is by
+    /// `relocate`.
     ///
     /// # Safety
     /// The caller writes the item before anybody reads the vector, which C++ made.
@@ -329,7 +330,8 @@ impl StdMap {
         let mut first = std::ptr::null_mut::<MapNode>();
         for (key, value) in entries.iter().rev() {
             let node = allocate(size_of::<MapNode>()).cast::<MapNode>();
-            // SAFETY: fresh memory for a node, all of whose fields are written; the hash reads the key alone.
+            // SAFETY: fresh memory for a node, all of whose fields are written; the hash reads the
+            // key alone.
             unsafe {
                 (*node).next = first;
                 StdString::write(&raw mut (*node).pair.first, key.as_bytes());
@@ -338,8 +340,8 @@ impl StdMap {
             }
             first = node;
         }
-        // SAFETY: every field is written in place, as the caller allows. With one bucket, that bucket holds the
-        // place before the first node, which is the field of that name.
+        // SAFETY: every field is written in place, as the caller allows. With one bucket, that
+        // bucket holds the place before the first node, which is the field of that name.
         unsafe {
             (*place).buckets = &raw mut (*place).single_bucket;
             (*place).bucket_count = 1;

@@ -22,11 +22,13 @@ use crate::memory::{Kind, Registered};
 use crate::message::MOST_NOTICE_BYTES;
 use crate::plan::Plan;
 
-/// Longest wait for what still points at memory that is deregistered: a peer that died is noticed before.
+/// Longest wait for what still points at memory that is deregistered: a peer that died is noticed
+/// before.
 const DEREGISTER: Duration = Duration::from_secs(20);
 /// Goodbyes of an agent that ends take at most so long.
 pub(crate) const GOODBYE: Duration = Duration::from_secs(2);
-/// Notifications that wait for the program, and their bytes; peers that send more are not read meanwhile.
+/// Notifications that wait for the program, and their bytes; peers that send more are not read
+/// meanwhile.
 const MOST_NOTICES: usize = 1 << 20;
 const MOST_NOTICES_BYTES: usize = 256 << 20;
 
@@ -293,8 +295,8 @@ impl Agent {
         Some(door.endpoint.local_addr().port())
     }
 
-    /// Ends the use of registered memory, and waits for that: transfers that move it are cancelled, for their peer may
-    /// stall.
+    /// Ends the use of registered memory, and waits for that: transfers that move it are cancelled,
+    /// for their peer may stall.
     pub(crate) fn deregister(&self, memory: &Arc<Registered>) -> Status {
         self.forget_region(memory);
         memory.close();
@@ -532,7 +534,8 @@ impl Agent {
         }
     }
 
-    /// Keeps it in sight until it is over. Each time that there is no room for one more, those that are over go.
+    /// Keeps it in sight until it is over. Each time that there is no room for one more, those that
+    /// are over go.
     fn note_flight(&self, flight: &Arc<Flight>) {
         let mut flights = lock(&self.flights);
         if flights.len() == flights.capacity() {
@@ -560,7 +563,8 @@ impl Agent {
         i64::try_from(30 + u128::from(bytes) * 1_000_000 / rate).unwrap_or(i64::MAX)
     }
 
-    /// Ends the agent: goodbyes to all peers, at most for a short while, and then nothing of it runs.
+    /// Ends the agent: goodbyes to all peers, at most for a short while, and then nothing of it
+    /// runs.
     pub(crate) fn stop(&self) {
         self.stopping.store(true, Ordering::Release);
         // Whoever has looked already waits before this has the lock.

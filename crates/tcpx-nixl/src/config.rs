@@ -1,5 +1,5 @@
-//! Settings: from NIXL's parameters, else from the environment. vLLM passes none, so every setting has
-//! a variable.
+//! Settings: from NIXL's parameters, else from the environment. vLLM passes none, so every setting
+//! has a variable.
 
 use std::path::Path;
 use std::time::Duration;
@@ -42,8 +42,8 @@ pub(crate) enum ConfigError {
 /// Settings of an agent.
 #[derive(Debug, Clone)]
 pub(crate) struct Config {
-    /// The key that every agent of the job was given; without one each agent makes its own, which travels
-    /// with its metadata.
+    /// The key that every agent of the job was given; without one each agent makes its own, which
+    /// travels with its metadata.
     pub(crate) shared_key: Option<Key>,
     /// The key of this agent's listener.
     pub(crate) listener_key: Key,
@@ -178,7 +178,8 @@ impl Config {
         let mut options = Options::new(std::sync::Arc::new(network), auth);
         options.gpu = gpu;
         options.encrypt = self.encrypt;
-        // A dead peer is noticed by the connection; a transfer may wait long behind others of its own.
+        // A dead peer is noticed by the connection; a transfer may wait long behind others of its
+        // own.
         options.deadlines.stall = STALL;
         options
     }

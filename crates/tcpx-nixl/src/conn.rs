@@ -1,5 +1,6 @@
-//! A connection to another agent: how it begins and ends, and what is said on it. What this side wants of the peer is in
-//! `asking`, what the peer wants in `serving`; both run on the connection's thread or the program's.
+//! A connection to another agent: how it begins and ends, and what is said on it. What this side
+//! wants of the peer is in `asking`, what the peer wants in `serving`; both run on the connection's
+//! thread or the program's.
 
 mod asking;
 mod serving;
@@ -72,8 +73,8 @@ pub(crate) struct Conn {
     flights: Mutex<Flights>,
     windows: Mutex<PeerWindows>,
     doorway: Mutex<Doorway>,
-    /// GPU memory of this side that it writes from, by its region's name: one for all transfers, so that a peer on this
-    /// host maps it once.
+    /// GPU memory of this side that it writes from, by its region's name: one for all transfers, so
+    /// that a peer on this host maps it once.
     sources: Mutex<HashMap<u64, Region>>,
     partial: Mutex<HashMap<u64, Partial>>,
     /// The thread that reads what the peer says.
@@ -381,9 +382,9 @@ impl Conn {
 
     // What the peer says.
 
-    /// What the peer says next, `None` where it says nothing for `limit`. `drives`: this thread makes the
-    /// connection's progress meanwhile. Else that is left to whoever polls for a transfer, who learns of its end
-    /// without a wake-up of this thread then.
+    /// What the peer says next, `None` where it says nothing for `limit`. `drives`: this thread
+    /// makes the connection's progress meanwhile. Else that is left to whoever polls for a
+    /// transfer, who learns of its end without a wake-up of this thread then.
     fn next(&self, drives: bool, limit: Duration) -> Result<Option<Vec<u8>>, Error> {
         if drives {
             return self.connection.notification(limit);
@@ -405,7 +406,8 @@ impl Conn {
         let _end = DieAtEnd(Arc::clone(self));
         let _ = self.reader.set(std::thread::current());
         loop {
-            // The agent's end says goodbye to the connections that it finds; one that came about amid it is not among them.
+            // The agent's end says goodbye to the connections that it finds; one that came about
+            // amid it is not among them.
             if self.agent.is_stopping() {
                 self.say_goodbye();
                 return;

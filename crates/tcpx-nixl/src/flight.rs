@@ -28,7 +28,8 @@ pub(crate) struct Flight {
     started: Instant,
 }
 
-/// How far a flight is. None of it keeps memory registered: the engine does, while a transfer may touch the memory.
+/// How far a flight is. None of it keeps memory registered: the engine does, while a transfer may
+/// touch the memory.
 #[derive(Debug)]
 enum Course {
     /// For a connection, windows or room.

@@ -1,8 +1,8 @@
 //! Whether the NIXL that loads this file is one whose interface is known.
 //!
-//! NIXL's plugin number stayed 1 while the functions of a backend changed, so the interface itself is
-//! looked at: the functions of `nixlBackendEngine` that libnixl.so exports, the size of that class's
-//! table in a plugin of the same build, and the release that the files were installed by.
+//! NIXL's plugin number stayed 1 while the functions of a backend changed, so the interface itself
+//! is looked at: the functions of `nixlBackendEngine` that libnixl.so exports, the size of that
+//! class's table in a plugin of the same build, and the release that the files were installed by.
 
 use std::collections::BTreeSet;
 use std::ffi::{CStr, OsStr, c_int, c_void};
@@ -12,7 +12,8 @@ use std::path::{Path, PathBuf};
 use object::read::elf::{ElfFile64, FileHeader as _};
 use object::{Object as _, ObjectSymbol as _};
 
-/// Set to 1, the plugin answers to releases that were never tested too, if their interface looks the same.
+/// Set to 1, the plugin answers to releases that were never tested too, if their interface looks
+/// the same.
 pub(crate) const OVERRIDE: &str = "TCPX_NIXL_UNCHECKED";
 
 /// The newest release that was tested, without its patch number.

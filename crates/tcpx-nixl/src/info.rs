@@ -1,5 +1,5 @@
-//! What an agent's metadata says of this backend: where the agent listens, and which memory is which.
-//! NIXL carries both as opaque bytes.
+//! What an agent's metadata says of this backend: where the agent listens, and which memory is
+//! which. NIXL carries both as opaque bytes.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -140,7 +140,8 @@ impl fmt::Debug for RegionSecret {
     }
 }
 
-/// Names a region to the agent that registered it, and proves that its metadata was given to whoever says it.
+/// Names a region to the agent that registered it, and proves that its metadata was given to
+/// whoever says it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RegionName {
     pub(crate) id: u64,
@@ -164,8 +165,8 @@ impl RegionNames {
         Ok(Self(hmac::Key::new(hmac::HMAC_SHA256, &key)))
     }
 
-    /// The name of memory whenever it is registered: NIXL takes metadata of an address that it knows only where nothing
-    /// in it has changed.
+    /// The name of memory whenever it is registered: NIXL takes metadata of an address that it
+    /// knows only where nothing in it has changed.
     pub(crate) fn of(&self, address: usize, len: usize, gpu: Option<u32>) -> RegionName {
         let device = gpu.map_or(u64::MAX, u64::from);
         let place = [address as u64, len as u64, device].map(u64::to_le_bytes);
@@ -200,7 +201,8 @@ impl RegionName {
     }
 }
 
-/// What peers are told of the memory of a region: who has it may read and write that memory, and no other.
+/// What peers are told of the memory of a region: who has it may read and write that memory, and no
+/// other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RegionInfo {
     pub(crate) name: RegionName,

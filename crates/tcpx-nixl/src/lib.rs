@@ -1,8 +1,8 @@
-//! `libplugin_TCPX.so`: tcpx as a backend of [NIXL](https://github.com/ai-dynamo/nixl), which vLLM, SGLang
-//! and others move their key-value caches with.
+//! `libplugin_TCPX.so`: tcpx as a backend of [NIXL](https://github.com/ai-dynamo/nixl), which vLLM,
+//! SGLang and others move their key-value caches with.
 //!
-//! NIXL loads the file by its name and calls [`nixl_plugin_init`], the one way in. The guide for users is
-//! `docs/nixl.md`; how two agents talk is in `message.rs`.
+//! NIXL loads the file by its name and calls [`nixl_plugin_init`], the one way in. The guide for
+//! users is `docs/nixl.md`; how two agents talk is in `message.rs`.
 //!
 //! - `abi`, `guard`, `plugin`: the C++ interface, written in Rust alone.
 //! - `agent`, `link`, `conn`: listeners, connections, what they carry out.

@@ -1,5 +1,5 @@
-//! The way to another agent: a connection when there is one, what waits for it meanwhile, and a new one
-//! after the loss of the old.
+//! The way to another agent: a connection when there is one, what waits for it meanwhile, and a new
+//! one after the loss of the old.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, Weak};

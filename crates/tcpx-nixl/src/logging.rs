@@ -1,4 +1,5 @@
-//! The plugin's log, on standard error: it shares no state with the log of the program that loads it.
+//! The plugin's log, on standard error: it shares no state with the log of the program that loads
+//! it.
 
 use std::sync::Once;
 

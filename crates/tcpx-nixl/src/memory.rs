@@ -57,7 +57,8 @@ impl Drop for Hold {
     fn drop(&mut self) {
         let mut uses = lock(&self.0.uses);
         uses.count -= 1;
-        // Only deregistration waits, and a wake-up that nobody waits for is a call of the kernel too.
+        // Only deregistration waits, and a wake-up that nobody waits for is a call of the kernel
+        // too.
         if uses.count == 0 && uses.closed {
             self.0.unused.notify_all();
         }
@@ -65,8 +66,8 @@ impl Drop for Hold {
 }
 
 impl Hold {
-    /// Copies bytes to other memory of this process. The kernel copies: where the program has taken memory away, it says
-    /// so.
+    /// Copies bytes to other memory of this process. The kernel copies: where the program has taken
+    /// memory away, it says so.
     ///
     /// # Errors
     /// Memory is not there, or they are not all within.
@@ -81,20 +82,21 @@ impl Hold {
         let outside = || io::Error::from(io::ErrorKind::InvalidInput);
         let (from, to) = (place(self, from), place(to, at));
         let (from, to) = from.zip(to).ok_or_else(outside)?;
-        // SAFETY: registered host memory, whose owner says that it is valid as long as it is held. What else touches the
-        // bytes meanwhile is that caller's own doing.
+        // SAFETY: registered host memory, whose owner says that it is valid as long as it is held.
+        // What else touches the bytes meanwhile is that caller's own doing.
         unsafe { copy_spans(from, to) }
     }
 
-    /// The memory as a region of the engine; `owner` is kept as long as something points at it. Every call
-    /// makes a region of its own: two transfers of one piece of memory at a time are NIXL's callers' business.
+    /// The memory as a region of the engine; `owner` is kept as long as something points at it.
+    /// Every call makes a region of its own: two transfers of one piece of memory at a time are
+    /// NIXL's callers' business.
     pub(crate) fn region(self: &Arc<Self>, owner: Arc<dyn Any + Send + Sync>) -> Region {
         let memory = &self.0;
         let kept: Arc<dyn Any + Send + Sync> = Arc::new((Arc::clone(self), owner));
         match &memory.kind {
-            // SAFETY: the caller of NIXL's registration says that the memory is valid until deregistration, which
-            // waits for this hold. What else touches the bytes meanwhile is that caller's own doing, as with every
-            // buffer that is handed to the operating system.
+            // SAFETY: the caller of NIXL's registration says that the memory is valid until
+            // deregistration, which waits for this hold. What else touches the bytes meanwhile is
+            // that caller's own doing, as with every buffer that is handed to the operating system.
             Kind::Host => unsafe {
                 Region::from_host_raw(memory.address as *mut u8, memory.len, kept)
             },
@@ -108,7 +110,8 @@ impl Hold {
     /// The same for peers: what they move there at a time is their callers' business too.
     pub(crate) fn shared_region(self: &Arc<Self>) -> Region {
         let region = self.region(Arc::new(()));
-        // SAFETY: it is given to the engine alone, as a window, and the engine moves bytes there by transfers.
+        // SAFETY: it is given to the engine alone, as a window, and the engine moves bytes there by
+        // transfers.
         unsafe { region.share() };
         region
     }

@@ -1,5 +1,6 @@
-//! What two agents say to each other, in notifications of their connection. Everything that arrives is
-//! hostile until read: the reader is total, and what a message names is checked where it is used.
+//! What two agents say to each other, in notifications of their connection. Everything that arrives
+//! is hostile until read: the reader is total, and what a message names is checked where it is
+//! used.
 
 use tcpx::WindowKey;
 

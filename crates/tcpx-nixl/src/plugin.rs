@@ -1,7 +1,8 @@
 //! The two functions that NIXL finds, and the table of functions that it calls an engine by.
 //!
-//! No panic crosses the edge: it becomes `NIXL_ERR_BACKEND`, and a line of the log. Every pointer is NIXL's,
-//! valid while the call runs; metadata and handles are boxes of ours, which NIXL hands back once to be freed.
+//! No panic crosses the edge: it becomes `NIXL_ERR_BACKEND`, and a line of the log. Every pointer
+//! is NIXL's, valid while the call runs; metadata and handles are boxes of ours, which NIXL hands
+//! back once to be freed.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -34,8 +35,8 @@ static PLUGIN: Plugin = Plugin {
     memories,
 };
 
-/// What NIXL calls first: the plugin's description, or null where this NIXL is not one that the file was
-/// made for.
+/// What NIXL calls first: the plugin's description, or null where this NIXL is not one that the
+/// file was made for.
 #[unsafe(no_mangle)]
 pub extern "C" fn nixl_plugin_init() -> *const c_void {
     let started = catch_unwind(|| {
@@ -130,7 +131,8 @@ unsafe extern "C" fn create_engine(init: *const InitParams) -> *mut c_void {
         let engine = Box::into_raw(Box::<Engine>::new_uninit());
         let engine = engine.cast::<Engine>();
         let table = (&raw const TABLE.slots).cast();
-        // SAFETY: fresh memory for an engine, all of whose fields are made in place, where they stay.
+        // SAFETY: fresh memory for an engine, all of whose fields are made in place, where they
+        // stay.
         unsafe {
             EngineBase::write(&raw mut (*engine).base, table, init, &parameters);
             (&raw mut (*engine).agent).write(agent);
@@ -159,8 +161,8 @@ unsafe extern "C" fn destroy_engine(engine: *mut c_void) {
     });
 }
 
-/// The table of functions of `nixlBackendEngine`, with what C++ has in front of it: the offset to the whole
-/// object, and the type, which NIXL asks nothing about.
+/// The table of functions of `nixlBackendEngine`, with what C++ has in front of it: the offset to
+/// the whole object, and the type, which NIXL asks nothing about.
 #[repr(C)]
 struct Table {
     offset: isize,
@@ -460,7 +462,8 @@ unsafe extern "C" fn check(_engine: *const Engine, handle: *const Request) -> St
             Some(flight) => {
                 let status = flight.check();
                 if status == Status::IN_PROGRESS {
-                    // Callers ask again at once, and the threads that move the bytes may need this core.
+                    // Callers ask again at once, and the threads that move the bytes may need this
+                    // core.
                     std::thread::yield_now();
                 }
                 Ok(status)
@@ -479,7 +482,8 @@ unsafe extern "C" fn release(_engine: *const Engine, handle: *mut Request) -> St
             if flight.check() == Status::IN_PROGRESS {
                 flight.end(Status::CANCELED);
             }
-            // What is read may still arrive for a moment: the memory is not the caller's again before.
+            // What is read may still arrive for a moment: the memory is not the caller's again
+            // before.
             if !flight.plan.is_write && flight.status() != Status::SUCCESS && flight.memory_in_use()
             {
                 return Err(Status::REPOST_ACTIVE);

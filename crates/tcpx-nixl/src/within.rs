@@ -7,11 +7,13 @@ use crate::agent::Agent;
 use crate::flight::Flight;
 use crate::memory::{Hold, Registered};
 
-/// Bytes that a poster copies by itself, and that are copied before it is looked whether the transfer was taken back.
+/// Bytes that a poster copies by itself, and that are copied before it is looked whether the
+/// transfer was taken back.
 const AT_ONCE: u64 = 1 << 20;
 
 impl Agent {
-    /// Moves what a flight moves within this agent; `false` where memory of a GPU takes part, which the engine copies.
+    /// Moves what a flight moves within this agent; `false` where memory of a GPU takes part, which
+    /// the engine copies.
     pub(crate) fn move_within(self: &Arc<Self>, flight: &Arc<Flight>) -> bool {
         let plan = &flight.plan;
         let remotes = plan.remotes.iter();

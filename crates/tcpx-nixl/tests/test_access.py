@@ -43,7 +43,8 @@ def test_metadata_of_one_region_opens_no_other(owner: Peer, op: str) -> None:
     mine = here.content(local)
     ours, theirs = [(here.address(local), SIZE)], [(hidden, SIZE)]
 
-    # All that is guessed of another region: where it lies, and its number, which the peer says itself.
+    # All that is guessed of another region: where it lies, and its number, which the peer says
+    # itself.
     guess = named(shared)[:5] + named(private)[5:13] + named(shared)[13:]
     forged = moved_to(shared, given, hidden).replace(named(shared), guess)
     here.add(forged)

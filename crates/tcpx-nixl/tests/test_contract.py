@@ -10,7 +10,8 @@ import pytest
 from node import Node, Peer, pattern
 
 MIB = 1 << 20
-# How late what waits for nothing may be, in seconds; a busy machine may delay all of so many tries but one.
+# How late what waits for nothing may be, in seconds; a busy machine may delay all of so many tries
+# but one.
 LATE, TRIES = 0.1, 20
 
 
@@ -136,7 +137,8 @@ def test_release_waits_for_no_peer(op: str) -> None:
         there.go_on()
     if refused:
         here.release(handle)
-    # The connection did not end by it, and nothing of what was let go of lands behind the next transfer.
+    # The connection did not end by it, and nothing of what was let go of lands behind the next
+    # transfer.
     here.fill(local, 7)
     assert here.transfer("WRITE", ours, theirs, "there", b"next") == "DONE"
     assert there.wait_notifs(1) == [("here", b"next")]

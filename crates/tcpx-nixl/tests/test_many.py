@@ -76,7 +76,8 @@ def test_pieces_lie_above_4_gib_in_their_region(pair: tuple[Node, Peer], op: str
     whole, size = 5 * GIB, 4096
     ours, theirs = here.alloc_apart(whole), there.alloc_apart(whole)
     here.add(there.metadata())
-    # Around 4 GiB, where 32 bits end, and at both ends; the pieces of a line are apart by as much again.
+    # Around 4 GiB, where 32 bits end, and at both ends; the pieces of a line are apart by as much
+    # again.
     offsets = np.array([0, 4 * GIB - 2 * size, 4 * GIB - 8, 4 * GIB + size, whole - size])
     source, begin, target, end = (here, ours, there, theirs) if op == "WRITE" else (there, theirs, here, ours)
     for number, offset in enumerate(offsets):

@@ -19,16 +19,18 @@ from node import BACKEND, Node, Peer, nixl, pattern
 os.environ.setdefault("UCX_TLS", "tcp")
 os.environ.setdefault("UCX_NET_DEVICES", "lo")
 
-# Regions of one rank (a layer's keys and values apart, or both in one), and bytes of a block of 16 tokens there.
+# Regions of one rank (a layer's keys and values apart, or both in one), and bytes of a block of 16
+# tokens there.
 MODELS = {
     "8B": (2 * 32, 32 << 10),
     "70B": (2 * 80, 4 << 10),
     "405B": (2 * 126, 4 << 10),
     "MLA": (61, 18 << 10),
 }
-# How each asks: vLLM names blocks of lists that it made once, by number; SGLang writes a list for each request and a
-# little beside it, and says by other means that it is done; LMCache has one region, of pages that hold 256 tokens of all
-# layers; Ray reads an object that has a region for each tensor.
+# How each asks: vLLM names blocks of lists that it made once, by number; SGLang writes a list for
+# each request and a little beside it, and says by other means that it is done; LMCache has one
+# region, of pages that hold 256 tokens of all layers; Ray reads an object that has a region for
+# each tensor.
 ENGINES = [
     ("vLLM", "READ"),
     ("vLLM", "WRITE"),

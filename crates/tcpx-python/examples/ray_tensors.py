@@ -46,8 +46,8 @@ class Producer:
         return torch.arange(elements, dtype=torch.float32)
 
 
-# An actor without methods that return tensors receives them only if it says so: else the thread that
-# would receive is the one that waits.
+# An actor without methods that return tensors receives them only if it says so: else the thread
+# that would receive is the one that waits.
 @ray.remote(enable_tensor_transport=True)
 class Consumer:
     def check(self, tensor) -> int:

@@ -10,10 +10,11 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::{error, lock};
 
-/// How long an event loop stalls for what one of its tasks awaits, before it goes on with the others: a
-/// small message is answered within that, and to be woken for it takes longer.
+/// How long an event loop stalls for what one of its tasks awaits, before it goes on with the
+/// others: a small message is answered within that, and to be woken for it takes longer.
 const FIRST_LOOK: Duration = Duration::from_micros(50);
-/// After a look in vain none is as long for this many times its span: at most a twentieth of the loop's time.
+/// After a look in vain none is as long for this many times its span: at most a twentieth of the
+/// loop's time.
 const PAUSE: u32 = 20;
 
 /// What the engine's threads and the interpreter share.

@@ -203,15 +203,15 @@ impl Connection {
         Ok(self.open()?.path())
     }
 
-    /// Makes all the progress that can be made now and never waits; whether there may be more to do at once. For
-    /// `progress="manual"`; else there is no need for it.
+    /// Makes all the progress that can be made now and never waits; whether there may be more to do
+    /// at once. For `progress="manual"`; else there is no need for it.
     fn progress(&self, py: Python<'_>) -> PyResult<bool> {
         let connection = self.open()?;
         check(crate::held::detached(py, || connection.progress()))
     }
 
-    /// A descriptor that is readable while `progress()` finds something to do, for `select` and the like under
-    /// `progress="manual"`: call `progress()` until it is false, then wait.
+    /// A descriptor that is readable while `progress()` finds something to do, for `select` and the
+    /// like under `progress="manual"`: call `progress()` until it is false, then wait.
     fn progress_fd(&self) -> PyResult<i32> {
         check(
             self.open()?
@@ -246,7 +246,8 @@ impl Connection {
         .into())
     }
 
-    /// Finishes running transfers, says goodbye and waits for the peer's, at most `timeout` seconds.
+    /// Finishes running transfers, says goodbye and waits for the peer's, at most `timeout`
+    /// seconds.
     #[pyo3(signature = (timeout=CLOSE_SECONDS))]
     fn close(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
         self.aclose(timeout)?.wait(py)

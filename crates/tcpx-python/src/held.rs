@@ -61,9 +61,9 @@ impl Drop for Owner {
         let mut released = lock(&RELEASED);
         released.objects.push(held);
         if !DETACHED.get() && !released.asked && !released.ends {
-            // SAFETY: may be called from any thread without the interpreter's lock, while there is an interpreter:
-            // its end waits for this list, in `stop_releasing`. `release_pending` needs no argument, and as part of
-            // this module it is never unloaded.
+            // SAFETY: may be called from any thread without the interpreter's lock, while there is
+            // an interpreter: its end waits for this list, in `stop_releasing`. `release_pending`
+            // needs no argument, and as part of this module it is never unloaded.
             let queued = unsafe {
                 pyo3::ffi::Py_AddPendingCall(Some(release_pending), std::ptr::null_mut())
             };
@@ -105,7 +105,8 @@ fn release(_py: Python<'_>) {
 
 extern "C" fn release_pending(_: *mut c_void) -> c_int {
     lock(&RELEASED).asked = false;
-    // An interpreter that ends runs what it was asked before, at a time when nobody may attach to it any more.
+    // An interpreter that ends runs what it was asked before, at a time when nobody may attach to
+    // it any more.
     let _ = Python::try_attach(release);
     0
 }

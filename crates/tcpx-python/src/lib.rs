@@ -18,7 +18,8 @@ mod window;
 
 use pyo3::prelude::*;
 
-/// Locks what a panic may have left locked: whoever changes it leaves nothing half done where it can panic.
+/// Locks what a panic may have left locked: whoever changes it leaves nothing half done where it
+/// can panic.
 fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex
         .lock()

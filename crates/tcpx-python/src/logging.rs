@@ -46,8 +46,8 @@ struct Delivery {
 
 static DELIVERY: Mutex<Option<Delivery>> = Mutex::new(None);
 
-/// Passes records of `level` (a number of `logging`) and above to `emit(level, name, text)`, which a
-/// thread of this module calls until [`end_log`]. Once for a process.
+/// Passes records of `level` (a number of `logging`) and above to `emit(level, name, text)`, which
+/// a thread of this module calls until [`end_log`]. Once for a process.
 #[pyfunction]
 pub(crate) fn log_to(emit: Py<PyAny>, level: u32) -> PyResult<()> {
     static STARTED: OnceLock<()> = OnceLock::new();

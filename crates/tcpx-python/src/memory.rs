@@ -220,8 +220,9 @@ fn dlpack(object: &Bound<'_, PyAny>, access: Use, gpu: Option<&Gpu>) -> PyResult
     let pointer = unsafe { pyo3::ffi::PyCapsule_GetPointer(capsule.as_ptr(), name.as_ptr()) };
     let is_versioned = name == names[0];
     let (tensor, read_only) = if is_versioned {
-        // SAFETY: a capsule of this name holds a DLManagedTensorVersioned, which lives as long as the capsule
-        // (that is not marked as consumed); its first field says that its layout is the one declared above.
+        // SAFETY: a capsule of this name holds a DLManagedTensorVersioned, which lives as long as
+        // the capsule (that is not marked as consumed); its first field says that its layout is the
+        // one declared above.
         let managed = unsafe { &*pointer.cast::<layout::Versioned>() };
         if managed.major != 1 {
             return Err(error::unfit(&format!(
@@ -231,8 +232,8 @@ fn dlpack(object: &Bound<'_, PyAny>, access: Use, gpu: Option<&Gpu>) -> PyResult
         }
         (&managed.tensor, managed.flags & layout::READ_ONLY != 0)
     } else {
-        // SAFETY: a capsule of this name holds a DLManagedTensor, which begins with the tensor and lives as long
-        // as the capsule.
+        // SAFETY: a capsule of this name holds a DLManagedTensor, which begins with the tensor and
+        // lives as long as the capsule.
         (unsafe { &*pointer.cast::<layout::Tensor>() }, false)
     };
     if access == Use::Write && read_only {
@@ -246,7 +247,8 @@ fn dlpack(object: &Bound<'_, PyAny>, access: Use, gpu: Option<&Gpu>) -> PyResult
         other => return Err(wrong_device(&format!("DLPack device type {other}"))),
     };
     let ndim = usize::try_from(tensor.ndim).unwrap_or(0);
-    // SAFETY: DLPack promises `ndim` lengths behind `shape`, and as many behind `strides` unless it is null.
+    // SAFETY: DLPack promises `ndim` lengths behind `shape`, and as many behind `strides` unless it
+    // is null.
     let (shape, strides) = unsafe {
         let shape = if ndim == 0 {
             &[][..]
@@ -310,10 +312,11 @@ fn region(
         }
     };
     let owner = Arc::new(Owner::new(held));
-    // SAFETY: the object that the memory belongs to is held until the region's last reference has ended, and
-    // says that these bytes are its own (or the caller does, for a raw address). A read-only object is leased for
-    // reading alone. That Python code leaves the bytes alone meanwhile is the documented duty of the caller,
-    // as with every buffer handed to the operating system.
+    // SAFETY: the object that the memory belongs to is held until the region's last reference has
+    // ended, and says that these bytes are its own (or the caller does, for a raw address). A
+    // read-only object is leased for reading alone. That Python code leaves the bytes alone
+    // meanwhile is the documented duty of the caller, as with every buffer handed to the operating
+    // system.
     let region = unsafe { Region::from_address(gpu, address, bytes, owner) };
     region.map_err(|error| raise(error.into()))
 }

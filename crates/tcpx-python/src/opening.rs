@@ -1,8 +1,9 @@
-//! Connections that begin and end while an event loop or a thread that may be interrupted waits for that.
+//! Connections that begin and end while an event loop or a thread that may be interrupted waits for
+//! that.
 //!
-//! The engine sets a connection up, and closes it or a window, on the thread that asks for it, so each waits in a thread
-//! of this module, which knows nothing of the interpreter: one for all that accept at an endpoint, while any does, and
-//! one for each dial and each close.
+//! The engine sets a connection up, and closes it or a window, on the thread that asks for it, so
+//! each waits in a thread of this module, which knows nothing of the interpreter: one for all that
+//! accept at an endpoint, while any does, and one for each dial and each close.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -251,7 +252,8 @@ impl Dialling {
     }
 }
 
-/// A connection or a window that is being closed. Whoever waits for it may give up: it is closed all the same.
+/// A connection or a window that is being closed. Whoever waits for it may give up: it is closed
+/// all the same.
 #[pyclass(frozen, module = "tcpx._tcpx")]
 #[derive(Clone, Debug)]
 pub(crate) struct Closing(Arc<Background<Result<(), Error>>>);

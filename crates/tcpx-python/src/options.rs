@@ -84,7 +84,8 @@ pub(crate) fn deadlines(timeout: Option<f64>, stall: Option<f64>) -> PyResult<Op
         .transpose()?;
     let stall = match (stall, total) {
         (Some(seconds), _) => duration("stall", seconds)?,
-        // The time in all is what the caller has set; a shorter limit of ours must not end it before.
+        // The time in all is what the caller has set; a shorter limit of ours must not end it
+        // before.
         (None, Some(total)) => total,
         (None, None) => Deadlines::default().stall,
     };
@@ -94,8 +95,8 @@ pub(crate) fn deadlines(timeout: Option<f64>, stall: Option<f64>) -> PyResult<Op
 /// What a transfer of GPU memory waits for on the GPU.
 ///
 /// `stream` is an address or number, a torch or CUDA stream object (`cuda_stream`,
-/// `__cuda_stream__`), `"ready"` for nothing at all, or `None`: for a torch tensor torch's current stream of its GPU, else the
-/// default streams.
+/// `__cuda_stream__`), `"ready"` for nothing at all, or `None`: for a torch tensor torch's current
+/// stream of its GPU, else the default streams.
 pub(crate) fn after(
     stream: Option<&Bound<'_, PyAny>>,
     on_gpu: bool,

@@ -16,11 +16,12 @@ use crate::error::{check, raise};
 use crate::lock;
 use crate::options::duration;
 
-/// A waiting thread looks this often whether a signal (Ctrl-C) has come: a program ends within a tenth of a second.
+/// A waiting thread looks this often whether a signal (Ctrl-C) has come: a program ends within a
+/// tenth of a second.
 const SIGNALS: Duration = Duration::from_millis(50);
 
-/// What `look` finds, which waits at most for as long as it is told; it is called again and again, at most for
-/// `timeout` seconds.
+/// What `look` finds, which waits at most for as long as it is told; it is called again and again,
+/// at most for `timeout` seconds.
 pub(crate) fn wait_for<T>(
     py: Python<'_>,
     timeout: Option<f64>,
@@ -41,8 +42,8 @@ pub(crate) fn wait_for<T>(
     }
 }
 
-/// A send, receive, put, get or batch that has started. Dropping it cancels it; its memory stays in use until
-/// nothing points at it any more.
+/// A send, receive, put, get or batch that has started. Dropping it cancels it; its memory stays in
+/// use until nothing points at it any more.
 #[pyclass(frozen, module = "tcpx")]
 #[derive(Debug)]
 pub(crate) struct Transfer {
@@ -115,7 +116,8 @@ impl Transfer {
         self.outcome(py, Duration::ZERO)
     }
 
-    /// As `test`, for an event loop that is about to await it: waits for a moment, unless that was in vain before.
+    /// As `test`, for an event loop that is about to await it: waits for a moment, unless that was
+    /// in vain before.
     fn poll_once(&self, py: Python<'_>, completions: &Completions) -> PyResult<Option<PyReport>> {
         completions
             .first_look(|limit| self.outcome(py, limit).transpose())
@@ -123,7 +125,8 @@ impl Transfer {
     }
 
     /// Waits for the end. `timeout` (seconds) bounds the wait and not the transfer, which goes on.
-    /// `progress(done, total)` is called about ten times a second meanwhile, with bytes, and once at the end.
+    /// `progress(done, total)` is called about ten times a second meanwhile, with bytes, and once
+    /// at the end.
     #[pyo3(signature = (timeout=None, progress=None))]
     fn wait(
         &self,
@@ -141,7 +144,8 @@ impl Transfer {
         })
     }
 
-    /// Asks for an early end; the transfer still ends once, with `CancelledError` or as it would have.
+    /// Asks for an early end; the transfer still ends once, with `CancelledError` or as it would
+    /// have.
     fn cancel(&self) {
         self.is_cancelled.store(true, Ordering::Relaxed);
         self.transfer.cancel();
@@ -179,7 +183,8 @@ impl Transfer {
         make_progress(py, self.manual.as_ref())
     }
 
-    /// Awaits the end, and calls `progress(done, total)` every `every` seconds meanwhile and once at the end.
+    /// Awaits the end, and calls `progress(done, total)` every `every` seconds meanwhile and once
+    /// at the end.
     #[pyo3(signature = (progress, every=0.1))]
     fn track<'py>(
         slf: &Bound<'py, Self>,
@@ -261,8 +266,8 @@ pub(crate) fn started(
     })
 }
 
-/// The descriptor of a connection on which the program makes progress; none once it has ended, as the
-/// engine's thread finishes it.
+/// The descriptor of a connection on which the program makes progress; none once it has ended, as
+/// the engine's thread finishes it.
 pub(crate) fn progress_fd(manual: Option<&tcpx::Connection>) -> PyResult<Option<i32>> {
     let Some(connection) = manual else {
         return Ok(None);

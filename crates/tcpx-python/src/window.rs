@@ -82,8 +82,8 @@ impl Window {
         PyBytes::new(py, &self.key.to_bytes())
     }
 
-    /// Closes the window, and waits at most `timeout` seconds for the end of what uses it. It is closed also where the
-    /// wait is interrupted.
+    /// Closes the window, and waits at most `timeout` seconds for the end of what uses it. It is
+    /// closed also where the wait is interrupted.
     #[pyo3(signature = (timeout=REVOKE_SECONDS))]
     fn revoke(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
         self.closing(duration("timeout", timeout)?)?.wait(py)
@@ -305,7 +305,8 @@ impl NextNotification {
         self.next(py, Duration::ZERO)
     }
 
-    /// As `test`, for an event loop that is about to await it: waits for a moment, unless that was in vain before.
+    /// As `test`, for an event loop that is about to await it: waits for a moment, unless that was
+    /// in vain before.
     fn poll_once<'py>(
         &self,
         py: Python<'py>,
@@ -316,7 +317,8 @@ impl NextNotification {
             .transpose()
     }
 
-    /// The notification if there is one; else `completions` are told under `token` when there may be.
+    /// The notification if there is one; else `completions` are told under `token` when there may
+    /// be.
     fn watch<'py>(
         &self,
         py: Python<'py>,

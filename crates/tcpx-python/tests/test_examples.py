@@ -75,7 +75,8 @@ def test_torch_runs_over_the_plugin():
 
 
 def test_tensors_move_between_actors_of_ray():
-    # Ray passes its actors on what it was started with; a token would have to lie in the home folder.
+    # Ray passes its actors on what it was started with; a token would have to lie in the home
+    # folder.
     variables = {**os.environ, "RAY_AUTH_MODE": "disabled", "TCPX_SOCKET_IFNAME": "=lo"}
     out = subprocess.run(
         [sys.executable, str(EXAMPLES / "ray_tensors.py")], capture_output=True, text=True, env=variables

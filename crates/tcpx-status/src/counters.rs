@@ -99,8 +99,8 @@ const FIRST: u64 = 16;
 /// How many operations took how long.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Histogram {
-    /// Operations that took up to 16 us, 64 us, 256 us and so on; those above the last bound, 67 s, are
-    /// in [`above`](Self::above).
+    /// Operations that took up to 16 us, 64 us, 256 us and so on; those above the last bound, 67 s,
+    /// are in [`above`](Self::above).
     pub buckets: [u64; BUCKETS],
     /// Operations that took longer than the last bound.
     pub above: u64,

@@ -1,4 +1,5 @@
-//! As much of HTTP/1.0 as a scraper and `curl` need: one GET or HEAD, one answer, and the connection ends.
+//! As much of HTTP/1.0 as a scraper and `curl` need: one GET or HEAD, one answer, and the
+//! connection ends.
 
 /// Longest request, in bytes.
 pub(crate) const LONGEST_REQUEST: usize = 4096;
@@ -18,8 +19,8 @@ pub(crate) enum Route {
     Malformed,
 }
 
-/// What the request in `bytes` asks for; `None` while its head is not complete, as in the first `seen` of them. Headers
-/// are not looked at.
+/// What the request in `bytes` asks for; `None` while its head is not complete, as in the first
+/// `seen` of them. Headers are not looked at.
 pub(crate) fn route(bytes: &[u8], seen: usize) -> Option<Route> {
     let mut new = bytes[seen.saturating_sub(3)..].windows(4);
     if !new.any(|window| window == b"\r\n\r\n") {

@@ -49,7 +49,8 @@ pub enum ReadError {
 /// Who can be asked, and who cannot.
 #[derive(Debug, Default)]
 pub struct Processes {
-    /// Each process that can be asked, with its socket; one that has loaded several libraries of ours has a socket for each.
+    /// Each process that can be asked, with its socket; one that has loaded several libraries of
+    /// ours has a socket for each.
     pub found: Vec<(u32, PathBuf)>,
     /// Folders whose sockets are not asked: they are another user's, or open to others.
     pub untrusted: Vec<PathBuf>,

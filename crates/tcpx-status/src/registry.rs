@@ -24,11 +24,12 @@ const METRICS: &str = "TCPX_METRICS";
 
 /// Something that tells about itself when it is asked.
 ///
-/// Asked on the thread that answers, at most for one request at a time, and never with a lock held that
-/// [`Registration`]'s methods take. That thread has a share of it meanwhile, so what a source must let go of at its end it
-/// lets go of itself, and not by the last share.
+/// Asked on the thread that answers, at most for one request at a time, and never with a lock held
+/// that [`Registration`]'s methods take. That thread has a share of it meanwhile, so what a source
+/// must let go of at its end it lets go of itself, and not by the last share.
 pub trait Source: Send + Sync {
-    /// How it is now; `None` once it has ended. Whoever cannot look tells zeros: what it told before stands.
+    /// How it is now; `None` once it has ended. Whoever cannot look tells zeros: what it told
+    /// before stands.
     fn describe(&self) -> Option<Description>;
 }
 
@@ -84,7 +85,8 @@ pub fn register(source: Weak<dyn Source>, is_connection: bool) -> Registration {
     Registration { id: Some(id) }
 }
 
-/// Serves this process's metrics on a TCP port until it ends; the address with the port that was bound.
+/// Serves this process's metrics on a TCP port until it ends; the address with the port that was
+/// bound.
 ///
 /// # Errors
 /// The address has no meaning here, or cannot be bound.
@@ -144,8 +146,8 @@ impl Drop for Registration {
     }
 }
 
-/// What a source has told, or all that have ended. Never less than before: a monitoring system takes that for
-/// a process that began anew.
+/// What a source has told, or all that have ended. Never less than before: a monitoring system
+/// takes that for a process that began anew.
 #[derive(Debug, Default)]
 struct Told {
     counters: Counters,
@@ -336,7 +338,8 @@ fn program() -> String {
     name.trim_end().to_owned()
 }
 
-/// Variables in which launchers tell a process its rank, their number, and both among those on the same host.
+/// Variables in which launchers tell a process its rank, their number, and both among those on the
+/// same host.
 pub const LAUNCHERS: [[&str; 4]; 5] = [
     // torchrun, and whoever sets them by hand.
     ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"],

@@ -49,12 +49,14 @@ pub struct Report {
     pub errors: Vec<FailureReport>,
 }
 
-/// GPU memory of other processes on the host, as a process has it mapped: each mapping keeps its owner's memory.
+/// GPU memory of other processes on the host, as a process has it mapped: each mapping keeps its
+/// owner's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mappings {
     /// Those that are open.
     pub open: u64,
-    /// IPC handles since the process began that were closed while its kernels ran, which held up its copies.
+    /// IPC handles since the process began that were closed while its kernels ran, which held up
+    /// its copies.
     pub held_up: u64,
 }
 

@@ -32,8 +32,8 @@ const MOST_LIBRARIES: u32 = 16;
 
 static FOLLOWER: OnceLock<fn(RawFd, bool)> = OnceLock::new();
 
-/// Has `follow` told of every socket that listens from now on, when it is there and before it goes: a fork's child may
-/// have to let go of it. Whoever asks first is told.
+/// Has `follow` told of every socket that listens from now on, when it is there and before it goes:
+/// a fork's child may have to let go of it. Whoever asks first is told.
 pub fn follow_listeners(follow: fn(RawFd, bool)) {
     let _ = FOLLOWER.set(follow);
 }
@@ -98,8 +98,8 @@ struct Listeners {
 }
 
 impl Server {
-    /// Starts the thread, with a local socket in the first of these folders that takes it. Where none does, whoever asks
-    /// for metrics is answered all the same.
+    /// Starts the thread, with a local socket in the first of these folders that takes it. Where
+    /// none does, whoever asks for metrics is answered all the same.
     pub(crate) fn start(folders: &[PathBuf], metrics: Option<Port>) -> io::Result<Self> {
         let (mut local, mut path) = (None, None);
         match listen(folders) {
@@ -412,7 +412,8 @@ fn temporary(user: u32) -> PathBuf {
     PathBuf::from(format!("/tmp/tcpx-{user}"))
 }
 
-/// Folders that may hold sockets of processes that this user may ask: its own, and for root everybody's.
+/// Folders that may hold sockets of processes that this user may ask: its own, and for root
+/// everybody's.
 pub fn folders() -> Vec<PathBuf> {
     let user = rustix::process::geteuid().as_raw();
     let mut folders = own_folders();

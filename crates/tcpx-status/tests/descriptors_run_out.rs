@@ -1,5 +1,5 @@
-//! A process that has no file descriptor left for whoever asks for its metrics. In a binary of its own, because the limit is
-//! the whole process's.
+//! A process that has no file descriptor left for whoever asks for its metrics. In a binary of its
+//! own, because the limit is the whole process's.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};

@@ -8,14 +8,16 @@ use crate::frame::{Settings, TransferId};
 
 /// Names the chunk whose payload follows on the lane.
 ///
-/// On the wire, little endian: magic u32, kind u8, attempt u8, entry u16, sequence u64, transfer u64,
-/// offset u64, total u64, length u32, CRC32C of the 44 bytes before. The kind says where the payload is.
+/// On the wire, little endian: magic u32, kind u8, attempt u8, entry u16, sequence u64, transfer
+/// u64, offset u64, total u64, length u32, CRC32C of the 44 bytes before. The kind says where the
+/// payload is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChunkHeader {
     /// Counts the chunks of its transfer from 0. Under NCCL the number of the message in its comm.
     pub sequence: u64,
-    /// The receiver's name for where it goes: the window that a [`Posted`](crate::frame::Frame::Posted) or
-    /// [`Grant`](crate::frame::Frame::Grant) named. Under NCCL its number for the comm.
+    /// The receiver's name for where it goes: the window that a
+    /// [`Posted`](crate::frame::Frame::Posted) or [`Grant`](crate::frame::Frame::Grant) named.
+    /// Under NCCL its number for the comm.
     pub transfer: TransferId,
     /// Bytes of the transfer, or message, before this chunk.
     pub offset: u64,
@@ -35,7 +37,8 @@ pub struct ChunkHeader {
 pub enum ChunkPayload {
     /// It follows its header.
     Follows,
-    /// It lies in the sender's memory, on the same host, and the receiver reads it there. Nothing of it follows.
+    /// It lies in the sender's memory, on the same host, and the receiver reads it there. Nothing
+    /// of it follows.
     Exposed {
         /// The entry of the sender's table that says where.
         entry: u16,
@@ -151,8 +154,8 @@ impl ChunkPayload {
 
 const CRC_AT: usize = 44;
 
-/// Bytes on a lane that are not the header of a possible chunk: they were damaged on the way, the lane has lost its place,
-/// or the peer is of another version.
+/// Bytes on a lane that are not the header of a possible chunk: they were damaged on the way, the
+/// lane has lost its place, or the peer is of another version.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error("chunk: expected {field} {expected}, {arrived} arrived; close the lane")]
 pub struct ChunkHeaderError {

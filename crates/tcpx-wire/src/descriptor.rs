@@ -126,7 +126,8 @@ impl Descriptors {
         self.entries.capacity()
     }
 
-    /// Lets go of room for more than `descriptors`, so that one long list does not hold memory for ever.
+    /// Lets go of room for more than `descriptors`, so that one long list does not hold memory for
+    /// ever.
     pub fn shrink_to(&mut self, descriptors: usize) {
         self.entries.shrink_to(descriptors);
         self.even.shrink_to(descriptors);

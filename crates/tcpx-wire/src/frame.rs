@@ -37,8 +37,8 @@ pub const MAX_EAGER_BYTES: usize = 128 * 1024;
 const PIECES: u8 = 26;
 /// Kind of [`Frame::Eager`].
 const EAGER: u8 = 7;
-/// Payload of at least so many bytes that travels eagerly is not sealed where payload is not encrypted: below, sealing
-/// costs less than a call more.
+/// Payload of at least so many bytes that travels eagerly is not sealed where payload is not
+/// encrypted: below, sealing costs less than a call more.
 pub const LEAST_PLAIN_BYTES: usize = 4096;
 
 /// First two bytes of a frame, as an integer ("XT" on the wire).
@@ -49,8 +49,8 @@ const MAGIC: u16 = 0x5458;
 pub struct Grant {
     /// Length in bytes of every chunk but the last and those of the taper; at least 1.
     pub chunk_bytes: u32,
-    /// On an addressed network the window that the chunks name. On an ordered one the chunk sequence
-    /// number (per direction) of the transfer's chunk 0.
+    /// On an addressed network the window that the chunks name. On an ordered one the chunk
+    /// sequence number (per direction) of the transfer's chunk 0.
     pub window: u64,
     /// The agreed completion level.
     pub level: Level,
@@ -58,7 +58,8 @@ pub struct Grant {
     pub taper: Option<Taper>,
 }
 
-/// Describes every frame once: number and name of its kind, then its fields in their order on the wire.
+/// Describes every frame once: number and name of its kind, then its fields in their order on the
+/// wire.
 macro_rules! frames {
     ($(
         $(#[$doc:meta])*
@@ -141,8 +142,8 @@ frames! {
         /// Where it goes.
         to: Destination,
     },
-    /// Receiver to sender, on an addressed network: receive `number` of the tag is there, and its window
-    /// is open. The send of that number may write into it at once.
+    /// Receiver to sender, on an addressed network: receive `number` of the tag is there, and its
+    /// window is open. The send of that number may write into it at once.
     19 "posted" Posted {
         /// The tag.
         tag: Tag,
@@ -150,11 +151,12 @@ frames! {
         number: u64,
         /// Bytes that the window holds.
         capacity: u64,
-        /// How a transfer of just so many bytes is taken; a shorter one has chunks of the same length and
-        /// no taper.
+        /// How a transfer of just so many bytes is taken; a shorter one has chunks of the same
+        /// length and no taper.
         grant: Grant,
     },
-    /// Receiver to sender: this receive, which was posted or is before one that was, has ended. Nothing was taken for it.
+    /// Receiver to sender: this receive, which was posted or is before one that was, has ended.
+    /// Nothing was taken for it.
     20 "unpost" Unpost {
         /// The tag.
         tag: Tag,
@@ -197,8 +199,8 @@ frames! {
         /// How long it may take.
         left: TimeLeft,
     },
-    /// Initiator to owner of windows: the next part of a list of pieces. Operations name the list once all parts
-    /// of it have come.
+    /// Initiator to owner of windows: the next part of a list of pieces. Operations name the list
+    /// once all parts of it have come.
     26 "pieces" Pieces {
         /// The initiator's name for the list, counted from 0.
         list: u64,
@@ -325,8 +327,8 @@ frames! {
         /// The lane.
         lane: u16,
     },
-    /// Frames of the other direction have arrived: they need not be kept for another connection. Between sides that
-    /// both can resume; it concerns the stream and not the session.
+    /// Frames of the other direction have arrived: they need not be kept for another connection.
+    /// Between sides that both can resume; it concerns the stream and not the session.
     18 "received" Received {
         /// Their bytes, from the first frame of the session on.
         read: u64,
@@ -383,7 +385,8 @@ pub enum Destination {
     Notification {
         /// The first of the puts that come before it.
         first: TransferId,
-        /// How many of them there are, with consecutive numbers: as many have come since that one, or it fails.
+        /// How many of them there are, with consecutive numbers: as many have come since that one,
+        /// or it fails.
         count: u32,
     },
 }
@@ -403,8 +406,8 @@ impl Destination {
     }
 }
 
-/// How long an operation may take from the frame on that asks for it, in milliseconds: its owner ends it by itself then,
-/// though who asked stalls.
+/// How long an operation may take from the frame on that asks for it, in milliseconds: its owner
+/// ends it by itself then, though who asked stalls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TimeLeft {
     /// Without any progress; [`u32::MAX`]: for ever.
@@ -435,8 +438,8 @@ pub enum NumberUse {
     Forgotten = 3,
 }
 
-/// Whether a notification follows a put. Puts before a notification follow each other; a session that is given one of
-/// them says itself which is the first.
+/// Whether a notification follows a put. Puts before a notification follow each other; a session
+/// that is given one of them says itself which is the first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Notified {
@@ -458,8 +461,8 @@ pub enum Extent {
     Pieces(u64),
 }
 
-/// Names a transfer of one direction. Its sender counts its transfers from 0; one that goes to a posted
-/// window is named by that window instead.
+/// Names a transfer of one direction. Its sender counts its transfers from 0; one that goes to a
+/// posted window is named by that window instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TransferId(pub u64);
 

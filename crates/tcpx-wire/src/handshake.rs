@@ -2,9 +2,11 @@
 //!
 //! One listening port serves both kinds of connection. The first bytes say which:
 //!
-//! - **control**: the pattern `NKpsk2` of the Noise protocol framework (`NN` without a key), then a record of the
-//!   client that proves it, and a welcome. Both sides then hold a [`Session`], whose secret the server sent sealed.
-//! - **lane**: random bytes of both sides, and proofs that derive from them and the secret of a session.
+//! - **control**: the pattern `NKpsk2` of the Noise protocol framework (`NN` without a key), then a
+//!   record of the client that proves it, and a welcome. Both sides then hold a [`Session`], whose
+//!   secret the server sent sealed.
+//! - **lane**: random bytes of both sides, and proofs that derive from them and the secret of a
+//!   session.
 //!
 //! Every message has a fixed size; nothing is allocated before a peer has proved itself. The
 //! `receive` functions take bytes from the front of their input and never more than the handshake

@@ -1,9 +1,10 @@
 //! The secrets that let a peer in: a server's key, and what of it a client gets.
 //!
-//! A server's key is 128 random bits. Everything else derives from it: the server's static key pair, whose private
-//! half proves that it is the server, and a pre-shared key, which proves that a client may connect. A *client's key*
-//! holds the public half and a pre-shared key, and so cannot play the server. A server may let several clients in, each
-//! with a pre-shared key of its own and a name ([`Clients`]).
+//! A server's key is 128 random bits. Everything else derives from it: the server's static key
+//! pair, whose private half proves that it is the server, and a pre-shared key, which proves that a
+//! client may connect. A *client's key* holds the public half and a pre-shared key, and so cannot
+//! play the server. A server may let several clients in, each with a pre-shared key of its own and
+//! a name ([`Clients`]).
 
 use std::sync::Arc;
 
@@ -28,8 +29,8 @@ pub(crate) const STATIC_BYTES: usize = 32;
 
 /// A server's key: a 128-bit secret, wiped from memory when it is dropped.
 ///
-/// Whoever holds it can serve and connect. It has no `Display`, and `Debug` hides it: it is printed only where
-/// [`Key::to_text`] is called.
+/// Whoever holds it can serve and connect. It has no `Display`, and `Debug` hides it: it is printed
+/// only where [`Key::to_text`] is called.
 #[derive(Clone, Zeroize, ZeroizeOnDrop)]
 pub struct Key {
     secret: [u8; Self::BYTES],
@@ -59,7 +60,8 @@ impl Key {
         key
     }
 
-    /// Reads a key's text: base32 (RFC 4648, no padding) in either case; white space around it is ignored.
+    /// Reads a key's text: base32 (RFC 4648, no padding) in either case; white space around it is
+    /// ignored.
     ///
     /// # Errors
     /// When the text is not that of a server's key. Errors never hold a part of the text.
@@ -85,8 +87,8 @@ impl Key {
         }
     }
 
-    /// The key of one client of several: it connects to this server, and has a pre-shared key of its own, which `fill`
-    /// must fill from a cryptographic random source.
+    /// The key of one client of several: it connects to this server, and has a pre-shared key of
+    /// its own, which `fill` must fill from a cryptographic random source.
     pub fn issue(&self, fill: &mut dyn FnMut(&mut [u8])) -> ClientKey {
         let mut psk = [0; PSK_BYTES];
         fill(&mut psk);
@@ -96,7 +98,8 @@ impl Key {
         }
     }
 
-    /// What a server needs of it for each handshake; whoever has its [`client_key`](Self::client_key) is let in.
+    /// What a server needs of it for each handshake; whoever has its
+    /// [`client_key`](Self::client_key) is let in.
     pub fn identity(&self) -> Identity {
         self.identity_for(Arc::new(clients::Only::new(self.client_key())))
     }
@@ -164,8 +167,9 @@ impl Identity {
     }
 }
 
-/// What of a server's key a client gets: the server's public key and the pre-shared key. With it one can connect to
-/// that server, and not serve in its place. Wiped from memory when it is dropped.
+/// What of a server's key a client gets: the server's public key and the pre-shared key. With it
+/// one can connect to that server, and not serve in its place. Wiped from memory when it is
+/// dropped.
 #[derive(Clone, Zeroize, ZeroizeOnDrop)]
 pub struct ClientKey {
     public: [u8; STATIC_BYTES],
@@ -231,7 +235,8 @@ pub enum AnyKey {
 }
 
 impl AnyKey {
-    /// Reads a key's text: base32 (RFC 4648, no padding) in either case; white space around it is ignored.
+    /// Reads a key's text: base32 (RFC 4648, no padding) in either case; white space around it is
+    /// ignored.
     ///
     /// # Errors
     /// When the text is not that of a generated key. Errors never hold a part of the text.

@@ -1,11 +1,12 @@
-//! What protects a lane once its handshake is over: each chunk header is a sealed record, and so is each piece of
-//! payload where both sides agreed on encryption.
+//! What protects a lane once its handshake is over: each chunk header is a sealed record, and so is
+//! each piece of payload where both sides agreed on encryption.
 //!
-//! A record is what it seals and a tag of [`TAG_BYTES`]: AES-256-GCM under the keys of this one connection and
-//! direction, with the number of the record as its nonce. Neither number nor length travel: both sides count records,
-//! and a header, which has one length, says how long the payload behind it is. So a record that is dropped, repeated or
-//! moved opens no more than one that was changed. A direction's key is replaced by the next one behind the record with
-//! which it has sealed [`REKEY_BYTES`].
+//! A record is what it seals and a tag of [`TAG_BYTES`]: AES-256-GCM under the keys of this one
+//! connection and direction, with the number of the record as its nonce. Neither number nor length
+//! travel: both sides count records, and a header, which has one length, says how long the payload
+//! behind it is. So a record that is dropped, repeated or moved opens no more than one that was
+//! changed. A direction's key is replaced by the next one behind the record with which it has
+//! sealed [`REKEY_BYTES`].
 
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, Tag, UnboundKey};
 use thiserror::Error;
@@ -16,12 +17,13 @@ use crate::derive;
 
 /// Bytes by which sealing makes something longer.
 pub const TAG_BYTES: usize = 16;
-/// Most bytes of payload that one record seals; all records of a chunk but the last one seal as many.
+/// Most bytes of payload that one record seals; all records of a chunk but the last one seal as
+/// many.
 pub const RECORD_BYTES: usize = 64 * 1024;
 /// Bytes of a sealed chunk header.
 pub const HEADER_BYTES: usize = ChunkHeader::BYTES + TAG_BYTES;
-/// Bytes after which a key is replaced: what AES-GCM may seal under one key with a single nonce, in all its records
-/// together.
+/// Bytes after which a key is replaced: what AES-GCM may seal under one key with a single nonce, in
+/// all its records together.
 pub const REKEY_BYTES: u64 = 64 << 30;
 
 const SECRET_BYTES: usize = 32;
@@ -31,8 +33,8 @@ pub const fn sealed_payload_bytes(bytes: usize) -> usize {
     bytes + bytes.div_ceil(RECORD_BYTES) * TAG_BYTES
 }
 
-/// The secrets of one connection, a lane: one for each direction. `Debug` hides them, and they are wiped from memory when
-/// they are dropped.
+/// The secrets of one connection, a lane: one for each direction. `Debug` hides them, and they are
+/// wiped from memory when they are dropped.
 pub struct LaneKeys {
     send: Zeroizing<[u8; SECRET_BYTES]>,
     receive: Zeroizing<[u8; SECRET_BYTES]>,
@@ -41,7 +43,8 @@ pub struct LaneKeys {
 hidden!(LaneKeys);
 
 impl LaneKeys {
-    /// From secrets that only the two ends of this connection know, and that no other connection has.
+    /// From secrets that only the two ends of this connection know, and that no other connection
+    /// has.
     pub fn new(send: [u8; SECRET_BYTES], receive: [u8; SECRET_BYTES]) -> Self {
         Self {
             send: Zeroizing::new(send),
@@ -58,7 +61,8 @@ impl LaneKeys {
     }
 }
 
-/// Bytes that are not what the peer sealed as this lane's next record: nothing behind them means anything.
+/// Bytes that are not what the peer sealed as this lane's next record: nothing behind them means
+/// anything.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[error(
     "record {number} of the lane is not what the peer sealed; something between the hosts changes what they send"
@@ -109,10 +113,12 @@ impl Sealer {
 pub struct Opener(Direction);
 
 impl Opener {
-    /// Opens the next record in place: `record` is all of it with its tag. The answer is what it sealed.
+    /// Opens the next record in place: `record` is all of it with its tag. The answer is what it
+    /// sealed.
     ///
     /// # Errors
-    /// It is not what the peer sealed next; what is in `record` then means nothing, and the lane must end.
+    /// It is not what the peer sealed next; what is in `record` then means nothing, and the lane
+    /// must end.
     pub fn open<'a>(&mut self, record: &'a mut [u8]) -> Result<&'a mut [u8], Forged> {
         let number = self.0.number;
         let nonce = self.0.nonce();
@@ -285,8 +291,9 @@ mod tests {
         assert_eq!(opener.open_header(&mut sealed), Ok(header));
     }
 
-    /// What AES-256-GCM under keys of HKDF-SHA256 gives, computed apart from this crate by Python's `cryptography`: one
-    /// where both sides forget to replace a key agrees with itself, and not with this.
+    /// What AES-256-GCM under keys of HKDF-SHA256 gives, computed apart from this crate by Python's
+    /// `cryptography`: one where both sides forget to replace a key agrees with itself, and not
+    /// with this.
     #[test]
     fn keys_change_at_their_limit_and_numbers_go_on() {
         let text = [0x42; 10];

@@ -19,7 +19,8 @@ macro_rules! hidden {
     };
 }
 
-/// The same for a type that can be compared, by these fields: in a time that says nothing about them.
+/// The same for a type that can be compared, by these fields: in a time that says nothing about
+/// them.
 macro_rules! secret {
     ($name:ident, $($field:tt),+) => {
         hidden!($name);

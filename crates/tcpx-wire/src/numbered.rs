@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hash, Hasher};
 
-/// As nobody else chooses the keys, they need no hashing that withstands an attack, which takes longer than
-/// everything else about finding an entry.
+/// As nobody else chooses the keys, they need no hashing that withstands an attack, which takes
+/// longer than everything else about finding an entry.
 pub type Numbered<K, V> = HashMap<K, V, BuildHasherDefault<Spread>>;
 
 /// Entries that an empty table keeps its room for.

@@ -1,8 +1,9 @@
 //! Lists of pieces: one operation that covers many places in windows of the peer.
 //!
-//! A list is a series of runs: pieces of one length in one window, a stride apart. Its pieces in their order are the
-//! bytes of the operation. It travels in parts, each of which is read by itself but for the windows that parts
-//! before it named, and costs a few bytes for each run: offsets count from the end of the run before.
+//! A list is a series of runs: pieces of one length in one window, a stride apart. Its pieces in
+//! their order are the bytes of the operation. It travels in parts, each of which is read by itself
+//! but for the windows that parts before it named, and costs a few bytes for each run: offsets
+//! count from the end of the run before.
 
 use std::collections::HashMap;
 
@@ -57,8 +58,8 @@ impl PieceRun {
     }
 }
 
-/// Many places in windows, checked so far as that is possible without the windows: no piece is empty or wraps, those of a
-/// run do not overlap, and there are not too many.
+/// Many places in windows, checked so far as that is possible without the windows: no piece is
+/// empty or wraps, those of a run do not overlap, and there are not too many.
 #[derive(Clone, Debug, Default)]
 pub struct PieceList {
     windows: Vec<(u64, WindowSecret)>,
@@ -94,7 +95,8 @@ impl PieceList {
         &self.windows
     }
 
-    /// What it covers of each window at most: the window, what proves that it may, and one behind the last byte.
+    /// What it covers of each window at most: the window, what proves that it may, and one behind
+    /// the last byte.
     pub(crate) fn ends(&self) -> impl Iterator<Item = (u64, WindowSecret, u64)> {
         let windows = self.windows.iter().zip(&self.ends);
         windows.map(|((window, secret), end)| (*window, *secret, *end))

@@ -2,8 +2,9 @@
 
 use crate::session::CHUNK_GRAIN_BYTES;
 
-/// Chunks that become shorter towards the end of a transfer, so that all lanes are done with their last ones
-/// at about the same time: some of half the full length, then as many of a quarter, and so on.
+/// Chunks that become shorter towards the end of a transfer, so that all lanes are done with their
+/// last ones at about the same time: some of half the full length, then as many of a quarter, and
+/// so on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Taper {
     halvings: u8,
@@ -34,7 +35,8 @@ impl Taper {
         self.each
     }
 
-    /// Bytes of all shorter chunks behind those of `chunk_bytes`; `None` where they are not of whole grains.
+    /// Bytes of all shorter chunks behind those of `chunk_bytes`; `None` where they are not of
+    /// whole grains.
     pub fn bytes(self, chunk_bytes: u32) -> Option<u64> {
         (chunk_bytes > 0 && chunk_bytes.is_multiple_of(CHUNK_GRAIN_BYTES << self.halvings))
             .then(|| self.bytes_of(chunk_bytes, self.halvings))
@@ -63,9 +65,9 @@ pub struct ChunkPlan {
 }
 
 impl ChunkPlan {
-    /// Plans a transfer of `bytes` in chunks of `chunk_bytes`; 0 bytes have no chunk. `None` where `chunk_bytes` is 0,
-    /// more than `u32::MAX` chunks would be needed, or the taper does not fit: it is longer than the transfer, or its
-    /// chunks are not of whole grains.
+    /// Plans a transfer of `bytes` in chunks of `chunk_bytes`; 0 bytes have no chunk. `None` where
+    /// `chunk_bytes` is 0, more than `u32::MAX` chunks would be needed, or the taper does not fit:
+    /// it is longer than the transfer, or its chunks are not of whole grains.
     pub fn new(bytes: u64, chunk_bytes: u32, taper: Option<Taper>) -> Option<Self> {
         if chunk_bytes == 0 {
             return None;
@@ -74,7 +76,8 @@ impl ChunkPlan {
             None => bytes,
             Some(taper) => {
                 let body = bytes.checked_sub(taper.bytes(chunk_bytes)?)?;
-                // Shorter chunks begin at a grain, and the last of them is shorter by what that takes.
+                // Shorter chunks begin at a grain, and the last of them is shorter by what that
+                // takes.
                 body.next_multiple_of(CHUNK_GRAIN_BYTES.into())
             }
         };
@@ -103,8 +106,8 @@ impl ChunkPlan {
         }
     }
 
-    /// How a transfer of `bytes`, at most as many as this one's and at least 1, is cut that goes where
-    /// this one would: alike if it is as long, else without a taper.
+    /// How a transfer of `bytes`, at most as many as this one's and at least 1, is cut that goes
+    /// where this one would: alike if it is as long, else without a taper.
     pub fn for_total(&self, bytes: u64) -> Self {
         match bytes == self.bytes {
             true => *self,

@@ -68,7 +68,8 @@ impl RangeSet {
         }
     }
 
-    /// Removes the first range if this number is in it; the first number from there on that is not in the set.
+    /// Removes the first range if this number is in it; the first number from there on that is not
+    /// in the set.
     pub fn take_first(&mut self, number: u64) -> u64 {
         match self.0.front() {
             Some(first) if first.contains(&number) => {

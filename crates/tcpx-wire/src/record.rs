@@ -1,10 +1,11 @@
 //! Sealed records: what goes over a connection once its handshake is over.
 //!
-//! A record is a length (u16, little endian), its complement, and that many bytes, sealed as those of a lane are
-//! ([`lane_seal`](crate::lane_seal)): under the keys of this one connection and direction, with the number of the record
-//! as its nonce. The numbers are never sent: a record that is dropped, repeated or moved opens no more than one that was
-//! changed. The complement tells at once that a length was damaged: its reader would wait for a record that never ends,
-//! while what comes shows it that the peer lives.
+//! A record is a length (u16, little endian), its complement, and that many bytes, sealed as those
+//! of a lane are ([`lane_seal`](crate::lane_seal)): under the keys of this one connection and
+//! direction, with the number of the record as its nonce. The numbers are never sent: a record that
+//! is dropped, repeated or moved opens no more than one that was changed. The complement tells at
+//! once that a length was damaged: its reader would wait for a record that never ends, while what
+//! comes shows it that the peer lives.
 
 use thiserror::Error;
 
@@ -28,7 +29,8 @@ pub const fn record_head(bytes: usize) -> [u8; LENGTH_BYTES] {
     [low, high, !low, !high]
 }
 
-/// What a side that has ended the session seals, in place of the position that it goes on from, in front of the reason.
+/// What a side that has ended the session seals, in place of the position that it goes on from, in
+/// front of the reason.
 pub const SESSION_OVER: u64 = u64::MAX;
 
 /// Seals and opens the records of one connection.
@@ -85,7 +87,8 @@ impl Records {
         (self.sealer, self.opener)
     }
 
-    /// Appends the record that seals the beginning of `plain`, at most [`MOST_BYTES`] of it; returns how much that is.
+    /// Appends the record that seals the beginning of `plain`, at most [`MOST_BYTES`] of it;
+    /// returns how much that is.
     pub fn seal(&mut self, plain: &[u8], out: &mut Vec<u8>) -> usize {
         let plain = &plain[..plain.len().min(MOST_BYTES)];
         let start = out.len();
@@ -129,8 +132,8 @@ impl Records {
         Ok(Some(arrived))
     }
 
-    /// Opens the next record: `sealed` is all of it behind its length. What it sealed is at the beginning of `out`,
-    /// which must be at least as long as `sealed`; returns how much that is.
+    /// Opens the next record: `sealed` is all of it behind its length. What it sealed is at the
+    /// beginning of `out`, which must be at least as long as `sealed`; returns how much that is.
     ///
     /// # Errors
     /// It is not what the peer sealed next.

@@ -1,16 +1,17 @@
 //! The state machine of one connection: matching, grants, windows, acknowledgements, deadlines.
 //!
 //! A [`Session`] sees no socket and no clock. Its caller feeds it requests, the peer's frames, the
-//! data plane's reports and the time, then takes out frames and actions ([`Session::poll`]) until there is none, and calls
-//! again at [`Session::next_timeout`]. Any call may produce both, `poll` included.
+//! data plane's reports and the time, then takes out frames and actions ([`Session::poll`]) until
+//! there is none, and calls again at [`Session::next_timeout`]. Any call may produce both, `poll`
+//! included.
 //!
-//! Each side sends and receives. Send number n of a tag meets receive number n; both sides count. On an
-//! addressed network a receive is posted: its window is open, and the send of its number writes there
-//! at once. A send that knows no window waits, and is granted one as soon as its receive is there. On an
-//! ordered network every send is granted; the chunks of granted transfers form one stream per direction in grant
-//! order, and both sides post them to the data channels in that order. Chunks that are placed at
-//! their destination are acknowledged. Small transfers travel whole in a frame (eager) within the
-//! receiver's credit.
+//! Each side sends and receives. Send number n of a tag meets receive number n; both sides count.
+//! On an addressed network a receive is posted: its window is open, and the send of its number
+//! writes there at once. A send that knows no window waits, and is granted one as soon as its
+//! receive is there. On an ordered network every send is granted; the chunks of granted transfers
+//! form one stream per direction in grant order, and both sides post them to the data channels in
+//! that order. Chunks that are placed at their destination are acknowledged. Small transfers travel
+//! whole in a frame (eager) within the receiver's credit.
 //!
 //! Besides, each side may write into windows of the other and read from them (one-sided transfers).
 //!

@@ -22,10 +22,11 @@ impl Time {
 impl Add<Duration> for Time {
     type Output = Self;
 
-    /// Parts of a microsecond count as a whole one, so that a deadline never lies before what was asked for.
+    /// Parts of a microsecond count as a whole one, so that a deadline never lies before what was
+    /// asked for.
     fn add(self, span: Duration) -> Self {
-        // A division of 128 bits, which all nanoseconds together need, takes longer than most of what times
-        // are added for.
+        // A division of 128 bits, which all nanoseconds together need, takes longer than most of
+        // what times are added for.
         let part = span.subsec_nanos().div_ceil(1000).into();
         let micros = span
             .as_secs()

@@ -35,7 +35,8 @@ fn frame_inputs_hold() {
     replay("frames", targets::frames::run);
 }
 
-/// An input that has the name of a kind of frame is one: a change of the wire changes the inputs too.
+/// An input that has the name of a kind of frame is one: a change of the wire changes the inputs
+/// too.
 #[test]
 fn frame_inputs_are_what_their_names_say() {
     use tcpx_wire::frame::FrameDecoder;

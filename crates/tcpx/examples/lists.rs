@@ -1,7 +1,7 @@
 //! What lists of pieces cost: `cargo run --release -p tcpx --example lists`.
 //!
-//! How long it takes to post a prepared batch, and how long a message of 8 bytes is under way behind a list that
-//! the peer is being told, beside one that is alone.
+//! How long it takes to post a prepared batch, and how long a message of 8 bytes is under way
+//! behind a list that the peer is being told, beside one that is alone.
 
 use std::error::Error;
 use std::thread;

@@ -1,7 +1,7 @@
 //! A message between two endpoints: `cargo run -p tcpx --example messages`.
 //!
-//! Both run in this process, on loopback; on two hosts the server gives `address` and `key.to_text()` to the
-//! client by a way that strangers cannot read.
+//! Both run in this process, on loopback; on two hosts the server gives `address` and
+//! `key.to_text()` to the client by a way that strangers cannot read.
 
 use std::error::Error;
 use std::thread;

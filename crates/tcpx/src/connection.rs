@@ -65,8 +65,9 @@ impl Connection {
     /// By default it fails after 30 s without its send: a side that may wait for longer sets
     /// [`Request::deadlines`], or those of the [`Options`](crate::Options).
     ///
-    /// Behind a shorter message the slice keeps what it held, unless a receive of the tag that was started before ended
-    /// without a message: then bytes of a later message may stand there, which had begun to come and went elsewhere.
+    /// Behind a shorter message the slice keeps what it held, unless a receive of the tag that was
+    /// started before ended without a message: then bytes of a later message may stand there, which
+    /// had begun to come and went elsewhere.
     pub fn receive(&self, slice: RegionSlice, tag: u64) -> Request<'_> {
         Request::new(self, OperationKind::Receive, slice, tag)
     }
@@ -83,7 +84,8 @@ impl Connection {
     }
 
     /// The congestion control of the data channels' sockets at this end, as the kernel names it;
-    /// `None` where the channels have no TCP sockets of ours, or where the engine hangs inside a plugin.
+    /// `None` where the channels have no TCP sockets of ours, or where the engine hangs inside a
+    /// plugin.
     pub fn congestion_control(&self) -> Option<String> {
         let core = self.handle.0.lock_in_time().ok()?;
         core.channels.congestion_control()
@@ -95,8 +97,9 @@ impl Connection {
         self.handle.0.statistics()
     }
 
-    /// Makes all the progress that can be made now and never waits; whether there may be more to do at once. For
-    /// [`ProgressMode::Manual`](crate::ProgressMode::Manual); in the background mode there is no need for it.
+    /// Makes all the progress that can be made now and never waits; whether there may be more to do
+    /// at once. For [`ProgressMode::Manual`](crate::ProgressMode::Manual); in the background mode
+    /// there is no need for it.
     ///
     /// # Errors
     /// [`Error::OtherProcess`] in a fork's child.
@@ -110,14 +113,15 @@ impl Connection {
         Ok(shared.progress_once())
     }
 
-    /// A descriptor that is readable while [`progress`](Self::progress) finds something to do, for the program's own
-    /// `poll` or `epoll` under [`ProgressMode::Manual`](crate::ProgressMode::Manual). The descriptor is for waiting
-    /// only: call `progress` until it returns false, then wait. What is due by the clock (a deadline, a heartbeat) the
-    /// engine's thread sees to.
+    /// A descriptor that is readable while [`progress`](Self::progress) finds something to do, for
+    /// the program's own `poll` or `epoll` under
+    /// [`ProgressMode::Manual`](crate::ProgressMode::Manual). The descriptor is for waiting only:
+    /// call `progress` until it returns false, then wait. What is due by the clock (a deadline, a
+    /// heartbeat) the engine's thread sees to.
     ///
     /// # Errors
-    /// [`Error::OtherProcess`] in a fork's child; [`Error::Setting`] in another mode or once the connection has ended;
-    /// the system has no descriptor left.
+    /// [`Error::OtherProcess`] in a fork's child; [`Error::Setting`] in another mode or once the
+    /// connection has ended; the system has no descriptor left.
     pub fn progress_fd(&self) -> Result<BorrowedFd<'_>, Error> {
         let shared = &self.handle.0;
         shared.check_process()?;
@@ -133,8 +137,8 @@ impl Connection {
     }
 
     /// Every live operation, where it stands and who owes its next step: one line each. While the
-    /// engine hangs inside a plugin, one line that says so; so too while a plugin has not come back from
-    /// closing a channel.
+    /// engine hangs inside a plugin, one line that says so; so too while a plugin has not come back
+    /// from closing a channel.
     pub fn status(&self) -> Vec<String> {
         let mut core = match self.handle.0.lock_in_time() {
             Ok(core) => core,
@@ -151,10 +155,11 @@ impl Connection {
             .collect()
     }
 
-    /// Says goodbye: running transfers are finished and acknowledged first, however long that takes within `timeout`;
-    /// receives that have no message yet end at once. Returns when both sides are done. What is left after `timeout`
-    /// ends then, and this returns once nothing points at its memory, or a tenth of a second later. Where other handles
-    /// of the connection are closed too, the longest time counts.
+    /// Says goodbye: running transfers are finished and acknowledged first, however long that takes
+    /// within `timeout`; receives that have no message yet end at once. Returns when both sides are
+    /// done. What is left after `timeout` ends then, and this returns once nothing points at its
+    /// memory, or a tenth of a second later. Where other handles of the connection are closed too,
+    /// the longest time counts.
     ///
     /// # Errors
     /// The connection was lost before, or the goodbye did not end in time; it is closed all the
@@ -185,8 +190,8 @@ impl Connection {
 }
 
 impl Connection {
-    /// As [`close`](Self::close), without waiting: the goodbye goes on in the background, and what is left after
-    /// `timeout` ends then.
+    /// As [`close`](Self::close), without waiting: the goodbye goes on in the background, and what
+    /// is left after `timeout` ends then.
     ///
     /// # Errors
     /// [`Error::OtherProcess`] in a fork's child.
@@ -201,7 +206,8 @@ impl Connection {
 impl Drop for Handle {
     fn drop(&mut self) {
         if self.0.is_inherited() {
-            // Whatever would be dropped with the last reference would close the parent's sockets' streams.
+            // Whatever would be dropped with the last reference would close the parent's sockets'
+            // streams.
             std::mem::forget(Arc::clone(&self.0));
             return;
         }
@@ -225,7 +231,8 @@ impl fmt::Debug for Connection {
 pub struct PeerInfo {
     /// Address of the control connection.
     pub address: SocketAddr,
-    /// At a server whose keys have names ([`KeyRing`](crate::KeyRing)): that of the key with which the client proved itself.
+    /// At a server whose keys have names ([`KeyRing`](crate::KeyRing)): that of the key with which
+    /// the client proved itself.
     pub key: Option<KeyName>,
     /// Name of the network.
     pub network: String,

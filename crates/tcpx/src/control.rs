@@ -1,6 +1,7 @@
-//! The control connection: frames, sealed in records, in and out of one non-blocking stream. Where payload is not
-//! encrypted, the bytes of a message from [`LEAST_PLAIN_BYTES`](tcpx_wire::frame::LEAST_PLAIN_BYTES) on lie between the
-//! records as they are; their checksum is sealed.
+//! The control connection: frames, sealed in records, in and out of one non-blocking stream. Where
+//! payload is not encrypted, the bytes of a message from
+//! [`LEAST_PLAIN_BYTES`](tcpx_wire::frame::LEAST_PLAIN_BYTES) on lie between the records as they
+//! are; their checksum is sealed.
 
 use std::collections::VecDeque;
 use std::io;
@@ -23,11 +24,13 @@ use crate::options::Bounds;
 /// Bytes asked of the socket at a time.
 const READ_BYTES: usize = 256 * 1024;
 
-/// What is read begins at a page, as what the peer writes does in its kernel: some processors copy at a twentieth of the
-/// speed to a place that lies 1 to 31 bytes farther into its page than the source does.
+/// What is read begins at a page, as what the peer writes does in its kernel: some processors copy
+/// at a twentieth of the speed to a place that lies 1 to 31 bytes farther into its page than the
+/// source does.
 const PAGE_BYTES: usize = 4096;
 
-/// Bytes that are sealed before the socket gets them: the longest frame goes out in one call, as unsealed it would.
+/// Bytes that are sealed before the socket gets them: the longest frame goes out in one call, as
+/// unsealed it would.
 const SEALED_BYTES: usize = 160 * 1024;
 
 /// Bytes of the buffers of payload that are kept for others.
@@ -59,7 +62,8 @@ pub(crate) enum ControlEnd {
 }
 
 impl ControlEnd {
-    /// The connection broke, rather than what the peer said on it. Bytes that the peer did not seal are not its own.
+    /// The connection broke, rather than what the peer said on it. Bytes that the peer did not seal
+    /// are not its own.
     pub(crate) fn is_loss(&self) -> bool {
         match self {
             Self::Eof | Self::Io(_) | Self::Record(_) => true,
@@ -70,8 +74,8 @@ impl ControlEnd {
     }
 }
 
-/// Bytes that each side seals first on a connection that takes another's place: how many bytes of whole frames it has
-/// read.
+/// Bytes that each side seals first on a connection that takes another's place: how many bytes of
+/// whole frames it has read.
 const POSITION_BYTES: usize = 8;
 
 /// How often the socket is asked for what has come.
@@ -94,7 +98,8 @@ pub(crate) struct Control {
     /// The keys of this connection and of no other one.
     records: Records,
     decoder: FrameDecoder,
-    /// Bytes that were read, and room for as many as are asked for: no byte of it is written before one has come.
+    /// Bytes that were read, and room for as many as are asked for: no byte of it is written before
+    /// one has come.
     input: Vec<u8>,
     /// What was read and is neither opened nor, where it is unsealed, decoded.
     came: Range<usize>,
@@ -118,7 +123,8 @@ pub(crate) struct Control {
     /// The number of the frame that goes there next, and room to encode it.
     sequence: u32,
     encoded: Vec<u8>,
-    /// Payload that goes there from where it lies, and where each ends; behind so many that the peer has.
+    /// Payload that goes there from where it lies, and where each ends; behind so many that the
+    /// peer has.
     messages: VecDeque<(u64, Vec<u8>)>,
     arrived_messages: u64,
     /// Buffers of payload that has gone, and their bytes.
@@ -146,8 +152,8 @@ pub(crate) struct Control {
 }
 
 impl Control {
-    /// The stream must be non-blocking; `resumable`: both sides can go on over another connection; `awaits_welcome`:
-    /// the server's welcome comes first; `encrypts`: both sides seal all payload.
+    /// The stream must be non-blocking; `resumable`: both sides can go on over another connection;
+    /// `awaits_welcome`: the server's welcome comes first; `encrypts`: both sides seal all payload.
     pub(crate) fn new(
         ControlStream { stream, records }: ControlStream,
         resumable: bool,
@@ -191,8 +197,8 @@ impl Control {
         }
     }
 
-    /// The next frame, or `None` when the peer has sent nothing complete. What the peer has received of a stream that can
-    /// go on is seen to here, and nothing for the session.
+    /// The next frame, or `None` when the peer has sent nothing complete. What the peer has
+    /// received of a stream that can go on is seen to here, and nothing for the session.
     pub(crate) fn receive(&mut self) -> Result<Option<Frame>, ControlEnd> {
         let received = self.next_frame();
         self.is_empty = matches!(received, Ok(None));
@@ -415,8 +421,8 @@ impl Control {
         Ok(true)
     }
 
-    /// The connection broke; nothing goes in or out before another one takes its place. The peer hears of it where
-    /// only one direction broke, or only this side has noticed.
+    /// The connection broke; nothing goes in or out before another one takes its place. The peer
+    /// hears of it where only one direction broke, or only this side has noticed.
     pub(crate) fn disconnect(&mut self) {
         self.away = true;
         self.shutdown();
@@ -606,8 +612,8 @@ impl Control {
         self.taken = 0;
     }
 
-    /// Reads and drops what still comes, a bounded part of it, so that a peer that never stops sending
-    /// holds nobody; `true` once the peer has closed its end.
+    /// Reads and drops what still comes, a bounded part of it, so that a peer that never stops
+    /// sending holds nobody; `true` once the peer has closed its end.
     pub(crate) fn drain(&mut self) -> bool {
         self.came = 0..0;
         self.unread = 0..0;
@@ -769,8 +775,8 @@ pub(crate) mod tests {
             }
         }
 
-        /// Moves what was sent, in slices of so many bytes, changed by `change`; what the receiver makes of it, so
-        /// many frames.
+        /// Moves what was sent, in slices of so many bytes, changed by `change`; what the receiver
+        /// makes of it, so many frames.
         fn carry(
             &mut self,
             frames: usize,
@@ -893,7 +899,8 @@ pub(crate) mod tests {
         assert!(!bytes.windows(16).any(|some| some == [b'x'; 16]));
     }
 
-    /// A bit of a message that is not sealed flips: its checksum, which is sealed, tells; the message comes again.
+    /// A bit of a message that is not sealed flips: its checksum, which is sealed, tells; the
+    /// message comes again.
     #[test]
     fn a_changed_message_comes_again_over_another_way() {
         for bytes in LONG {
@@ -960,8 +967,8 @@ pub(crate) mod tests {
         }
     }
 
-    /// The records of each connection open in their order, from the first number on and each number once: the other
-    /// end counts them. What goes out again is sealed anew.
+    /// The records of each connection open in their order, from the first number on and each number
+    /// once: the other end counts them. What goes out again is sealed anew.
     #[test]
     fn another_connection_goes_on_under_its_own_keys() {
         let (stream, mut network, mut theirs) = connection(1);

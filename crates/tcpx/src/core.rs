@@ -120,8 +120,8 @@ impl Core {
         self.clock.begin_turn();
         loop {
             let mut again = self.poll_small();
-            // A thread that waits looks for what it waits for before the next round; the end of a small copy as a rule is
-            // just that, so it does before the socket is asked, too.
+            // A thread that waits looks for what it waits for before the next round; the end of a
+            // small copy as a rule is just that, so it does before the socket is asked, too.
             let looks = self.pace.is_driven() && !self.is_moving();
             let copied = again && looks;
             if !copied {
@@ -146,7 +146,8 @@ impl Core {
         self.turn(busy, more)
     }
 
-    /// Takes in what has come from the peer, the channels and the copies, and what is due; `true` if there was anything.
+    /// Takes in what has come from the peer, the channels and the copies, and what is due; `true`
+    /// if there was anything.
     fn take_in(&mut self) -> bool {
         let mut any = self.replace_control();
         let failed = self.channels.any_failed();
@@ -191,8 +192,8 @@ impl Core {
         let mut any = self.read_windows();
         any |= self.perform_actions();
         if self.session.ended() && !self.ending.has_begun() {
-            // Nobody needs the channels; closing them ends the requests that the last operations still wait for, which a
-            // silent peer would hold up.
+            // Nobody needs the channels; closing them ends the requests that the last operations
+            // still wait for, which a silent peer would hold up.
             self.say_last_words();
             self.channels.close();
         }

@@ -15,12 +15,13 @@
 //! engine's thread is the owner of last resort: it takes the connection when the lease has expired,
 //! or at once when a thread waits that does not drive.
 //!
-//! On few cores the owner also leads the event loop of the connection's first lane, where that serves nothing else, while
-//! messages go one at a time each way: it moves their bytes itself, and sleeps on the loop's sockets too. With more than one
-//! under way the loop's thread is faster, and has the loop back at once. The lease covers the loop too.
+//! On few cores the owner also leads the event loop of the connection's first lane, where that
+//! serves nothing else, while messages go one at a time each way: it moves their bytes itself, and
+//! sleeps on the loop's sockets too. With more than one under way the loop's thread is faster, and
+//! has the loop back at once. The lease covers the loop too.
 //!
-//! Under [`ProgressMode::Manual`](crate::ProgressMode::Manual) there is no lease: the engine's thread hears of nothing
-//! but the end of a socket and of what is due, until the connection closes.
+//! Under [`ProgressMode::Manual`](crate::ProgressMode::Manual) there is no lease: the engine's
+//! thread hears of nothing but the end of a socket and of what is due, until the connection closes.
 
 mod busy_poll;
 mod descriptors;
@@ -48,8 +49,8 @@ use descriptors::{Descriptors, Woken};
 
 /// How long the engine's thread leaves a connection to the thread that drove it last.
 pub(crate) const PROGRESS_LEASE: Duration = Duration::from_millis(1);
-/// Pause of a thread that waits under manual progress, where another one has the token, or no one descriptor tells of
-/// all that it waits for.
+/// Pause of a thread that waits under manual progress, where another one has the token, or no one
+/// descriptor tells of all that it waits for.
 pub(crate) const MANUAL_PAUSE: Duration = Duration::from_micros(50);
 /// Sleeps in a row that ended without anything to do: something is ready that nobody can take.
 const VAIN_SLEEPS: u32 = 3;
@@ -145,8 +146,8 @@ impl ProgressOwner {
         self.is_manual() || self.is_taken() || self.lease.lasts_until().is_some()
     }
 
-    /// When the engine's thread looks whether the lease has expired. Never, while a thread has the token for longer: it
-    /// begins another lease, and wakes the engine's thread for that.
+    /// When the engine's thread looks whether the lease has expired. Never, while a thread has the
+    /// token for longer: it begins another lease, and wakes the engine's thread for that.
     pub(crate) fn due(&self, origin: Instant) -> Option<Instant> {
         let until = origin + Duration::from_micros(self.lease.lasts_until()?);
         (!self.is_taken() || Instant::now() < until).then_some(until)
@@ -158,7 +159,8 @@ impl ProgressOwner {
     }
 }
 
-/// The progress token, while a thread has it, and how the thread leaves it: by a panic to the engine's thread.
+/// The progress token, while a thread has it, and how the thread leaves it: by a panic to the
+/// engine's thread.
 struct TakenToken<'a> {
     shared: &'a Shared,
     leaves: Leaves,
@@ -234,7 +236,8 @@ impl Shared {
         ended()
     }
 
-    /// Makes all the progress that can be made now, without waiting; whether there may be more at once.
+    /// Makes all the progress that can be made now, without waiting; whether there may be more at
+    /// once.
     pub(crate) fn progress_once(&self) -> bool {
         // Whoever has the lock makes progress.
         let Some(mut core) = self.try_lock() else {
@@ -255,7 +258,8 @@ impl Shared {
         is_manual
     }
 
-    /// A descriptor that is readable when [`progress_once`](Self::progress_once) finds something to do.
+    /// A descriptor that is readable when [`progress_once`](Self::progress_once) finds something to
+    /// do.
     pub(crate) fn progress_descriptor(&self) -> Option<BorrowedFd<'_>> {
         let core = self.lock();
         let descriptors = &self.progress_owner.descriptors;
@@ -284,7 +288,8 @@ impl Shared {
         }
     }
 
-    /// Has the engine's thread leave the connection to the program, until [`end_manual`](Self::end_manual).
+    /// Has the engine's thread leave the connection to the program, until
+    /// [`end_manual`](Self::end_manual).
     pub(crate) fn begin_manual(&self) {
         self.progress_owner.manual.store(true, Ordering::SeqCst);
         let mut core = self.lock();
@@ -300,8 +305,8 @@ impl Shared {
         }
     }
 
-    /// One look at everything, for a thread that polls: it never waits, and the engine's thread need
-    /// not wake up for what this one finds.
+    /// One look at everything, for a thread that polls: it never waits, and the engine's thread
+    /// need not wake up for what this one finds.
     pub(crate) fn drive_once(&self, ended: impl Fn() -> bool) {
         let owner = &self.progress_owner;
         if self.progress_if_manual() || !self.announces || ended() || owner.lease.is_watched() {
@@ -371,14 +376,14 @@ impl Shared {
         alone && !self.is_foreign() && !self.has_gpu()
     }
 
-    /// Whether a thread that does the engine's work may lead an event loop too: never where code of the program is called
-    /// in the middle of that work.
+    /// Whether a thread that does the engine's work may lead an event loop too: never where code of
+    /// the program is called in the middle of that work.
     fn may_lead(&self) -> bool {
         self.may_sleep() && !self.progress_owner.is_manual() && !self.is_observed()
     }
 
-    /// Leads the event loop of what goes one at a time, or leaves it to its thread. Comes before the lock is let go of,
-    /// which calls the program's wakers.
+    /// Leads the event loop of what goes one at a time, or leaves it to its thread. Comes before
+    /// the lock is let go of, which calls the program's wakers.
     fn lead_or_follow(&self, core: &Core, lead: &mut Option<Lead>) {
         if !core.program.wakers.is_empty() || core.go_several_at_a_time() {
             *lead = None;
@@ -418,8 +423,8 @@ impl Shared {
         }
     }
 
-    /// Gives the token back: with a lease if the thread comes back and nothing is left to do, else to
-    /// the engine's thread at once.
+    /// Gives the token back: with a lease if the thread comes back and nothing is left to do, else
+    /// to the engine's thread at once.
     fn release(&self, leaves: Leaves, more: bool, lead: Option<Lead>) {
         let mut core = self.lock();
         if self.progress_owner.is_manual() {
@@ -507,8 +512,8 @@ impl Shared {
         }
     }
 
-    /// Sleeps until the connection has news, or the event loop that this thread leads, at most until `until`. `None` if that
-    /// cannot be had here.
+    /// Sleeps until the connection has news, or the event loop that this thread leads, at most
+    /// until `until`. `None` if that cannot be had here.
     fn sleep(
         &self,
         ended: &impl Fn() -> bool,
@@ -605,8 +610,8 @@ impl Shared {
         watch
     }
 
-    /// Waits until `ended`, at most until `limit`: makes the progress itself where it can, and else sleeps, as often as
-    /// that is not so; whether it is.
+    /// Waits until `ended`, at most until `limit`: makes the progress itself where it can, and else
+    /// sleeps, as often as that is not so; whether it is.
     pub(crate) fn wait(
         self: &Arc<Self>,
         limit: Instant,

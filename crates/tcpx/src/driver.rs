@@ -250,8 +250,8 @@ impl Driver {
         events.clear();
         let pause = pause(driven, idle_rounds);
         // Announced, and then one more look: a limit that was brought forward meanwhile is either
-        // seen here, or found before the end of the sleep by whoever brought it forward. The sleep is no longer than was
-        // announced, although a limit may have gone.
+        // seen here, or found before the end of the sleep by whoever brought it forward. The sleep
+        // is no longer than was announced, although a limit may have gone.
         let until = Instant::now() + pause.min(until_due(driven));
         self.asleep_until
             .store(self.since_origin(until).max(1), Ordering::SeqCst);

@@ -24,8 +24,8 @@ use told::Told;
 
 /// A listening port: control connections and all lanes of the embedded network use it.
 ///
-/// Keep it as long as the connections that it accepted: lanes that died, and a control connection that broke,
-/// come back to it. Without it such a connection lives on what it has left.
+/// Keep it as long as the connections that it accepted: lanes that died, and a control connection
+/// that broke, come back to it. Without it such a connection lives on what it has left.
 #[derive(Debug)]
 pub struct Endpoint {
     listener: Listener,
@@ -73,11 +73,13 @@ impl Endpoint {
         self.listener.refusals()
     }
 
-    /// Waits at most `timeout` for a connection with a peer. Peers that fail to prove themselves are logged and cost
-    /// nobody anything. One that has proved itself is set up beside others that do so meanwhile, within the
-    /// `connect_timeout` of the options. Connections come in the order in which their clients were told that they are
-    /// connected, but a client that does not finish its part holds up others for a second at most; what is left, also what is still under way after `timeout`, is for the next calls. Call it again for
-    /// each further peer, also after an error: peers connect only while somebody does.
+    /// Waits at most `timeout` for a connection with a peer. Peers that fail to prove themselves
+    /// are logged and cost nobody anything. One that has proved itself is set up beside others that
+    /// do so meanwhile, within the `connect_timeout` of the options. Connections come in the order
+    /// in which their clients were told that they are connected, but a client that does not finish
+    /// its part holds up others for a second at most; what is left, also what is still under way
+    /// after `timeout`, is for the next calls. Call it again for each further peer, also after an
+    /// error: peers connect only while somebody does.
     ///
     /// # Errors
     /// Nobody came in time, or the set-up with an authenticated peer failed.
@@ -89,8 +91,8 @@ impl Endpoint {
         }
     }
 
-    /// As [`accept`](Self::accept), but `None` once `other` is true, which is asked at first and after each
-    /// [`nudge`](Self::nudge).
+    /// As [`accept`](Self::accept), but `None` once `other` is true, which is asked at first and
+    /// after each [`nudge`](Self::nudge).
     ///
     /// # Errors
     /// As [`accept`](Self::accept).
@@ -128,7 +130,8 @@ impl Endpoint {
         }
     }
 
-    /// Ends each [`accept`](Self::accept), of other threads and of later. Connections that it accepted live on.
+    /// Ends each [`accept`](Self::accept), of other threads and of later. Connections that it
+    /// accepted live on.
     pub fn close(&self) {
         self.is_closed.store(true, Ordering::Release);
         self.nudge();
@@ -158,7 +161,8 @@ impl Endpoint {
             .start(move |tells| establish(control, authenticated, &options, until, tells))
     }
 
-    /// Connects to another listening endpoint with this one's options; it may accept peers meanwhile.
+    /// Connects to another listening endpoint with this one's options; it may accept peers
+    /// meanwhile.
     ///
     /// # Errors
     /// As [`Endpoint::connect`].
@@ -166,12 +170,12 @@ impl Endpoint {
         Self::connect(address, &self.options)
     }
 
-    /// Connects to a listening endpoint, without one of our own. `address` is a [`SocketAddr`], or a name
-    /// such as `"host-a:12345"`; of several addresses, each is tried a little after the one before, and the
-    /// first that answers is taken.
+    /// Connects to a listening endpoint, without one of our own. `address` is a [`SocketAddr`], or
+    /// a name such as `"host-a:12345"`; of several addresses, each is tried a little after the one
+    /// before, and the first that answers is taken.
     ///
-    /// Looking a name up takes as long as the system takes for it; `connect_timeout` bounds the rest, which takes as
-    /// long as the other side's program is not in [`accept`](Self::accept).
+    /// Looking a name up takes as long as the system takes for it; `connect_timeout` bounds the
+    /// rest, which takes as long as the other side's program is not in [`accept`](Self::accept).
     ///
     /// ```no_run
     /// # use tcpx::{Auth, Endpoint, Key, Options};
@@ -231,7 +235,8 @@ impl Endpoint {
     }
 }
 
-/// Begins what the first connection on a GPU takes, so that it is done beside all else that a set-up does.
+/// Begins what the first connection on a GPU takes, so that it is done beside all else that a
+/// set-up does.
 fn prepare_gpu(options: &Options) {
     if let Some(gpu) = &options.gpu {
         CopyWorker::prepare(gpu);

@@ -43,8 +43,9 @@ pub enum Error {
         /// What happened, and what the destination holds.
         error: Box<OperationError>,
     },
-    /// An operation ended, but its memory may still be touched: by a copy that waits for work of the GPU, or by a plugin.
-    /// It stays allocated and in use until that has ended, at the latest when the connection's channels are closed.
+    /// An operation ended, but its memory may still be touched: by a copy that waits for work of
+    /// the GPU, or by a plugin. It stays allocated and in use until that has ended, at the latest
+    /// when the connection's channels are closed.
     #[error("{error} (its memory is still held, until a copy or the network lets go of it)")]
     MemoryHeld {
         /// How the operation ended.
@@ -281,8 +282,8 @@ impl Error {
         }
     }
 
-    /// The check of `tcpx doctor` that explains the error, such as `TCPX-D037`; `None` where there is none, and for
-    /// errors of a plugin, whose text names it at its end.
+    /// The check of `tcpx doctor` that explains the error, such as `TCPX-D037`; `None` where there
+    /// is none, and for errors of a plugin, whose text names it at its end.
     pub fn check(&self) -> Option<&'static str> {
         Some(match self {
             Self::EngineStuck { .. } | Self::CloseStuck { .. } => "TCPX-D034",

@@ -35,8 +35,8 @@ pub(crate) struct Authenticated {
     pub(crate) listening: Option<SocketAddr>,
 }
 
-/// Sets the connection up and gives it to a driver. Calls `tells` before the peer may hear that this side is ready: a
-/// client may be connected from then on.
+/// Sets the connection up and gives it to a driver. Calls `tells` before the peer may hear that
+/// this side is ready: a client may be connected from then on.
 pub(crate) fn establish(
     control: ControlStream,
     authenticated: Authenticated,

@@ -100,7 +100,8 @@ pub enum Event {
 pub struct ChunkEvent {
     /// Our part in the transfer.
     pub role: Role,
-    /// The sender's number of the transfer; 2^63 and the window's name if it goes to a posted window.
+    /// The sender's number of the transfer; 2^63 and the window's name if it goes to a posted
+    /// window.
     pub transfer: u64,
     /// The transfer's tag.
     pub tag: u64,

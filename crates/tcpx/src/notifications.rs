@@ -67,8 +67,8 @@ impl Notifications {
         inbox.waker.take().map(|(waker, _)| waker)
     }
 
-    /// As [`take`](Self::take); where nothing is found, `waker` is woken at the next change, in place of
-    /// the one before.
+    /// As [`take`](Self::take); where nothing is found, `waker` is woken at the next change, in
+    /// place of the one before.
     pub(crate) fn take_or_wake(&self, waker: &Waker, watch: Option<EngineWatch>) -> Found {
         let mut inbox = lock(&self.inbox);
         let found = self.take_from(&mut inbox);

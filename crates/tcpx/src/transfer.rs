@@ -181,9 +181,9 @@ impl TransferState {
         })
     }
 
-    /// Ends one of the operations, with a report unless it only follows the others. The transfer ends
-    /// with the last of them: then nothing points at its memory. The caller wakes the waker that this
-    /// returns when it holds no lock any more: waking runs the program's code.
+    /// Ends one of the operations, with a report unless it only follows the others. The transfer
+    /// ends with the last of them: then nothing points at its memory. The caller wakes the waker
+    /// that this returns when it holds no lock any more: waking runs the program's code.
     #[must_use]
     pub(crate) fn end(&self, outcome: Result<Option<Report>, Error>) -> Option<Waker> {
         let mut inner = lock(&self.inner);
@@ -321,7 +321,8 @@ impl Transfer {
         }
     }
 
-    /// The outcome, or `None` while the operation runs: [`wait_timeout`](Self::wait_timeout) without a time.
+    /// The outcome, or `None` while the operation runs: [`wait_timeout`](Self::wait_timeout)
+    /// without a time.
     pub fn test(&self) -> Option<Result<Report, Error>> {
         self.wait_timeout(Duration::ZERO)
     }
@@ -339,9 +340,9 @@ impl Transfer {
         }
     }
 
-    /// Waits at most `timeout`; `None` if the operation still runs. Without a time it polls: it makes
-    /// what progress there is, and never waits. A program that polls so drives the connection by
-    /// itself; it is the engine's thread's again a millisecond after the last look.
+    /// Waits at most `timeout`; `None` if the operation still runs. Without a time it polls: it
+    /// makes what progress there is, and never waits. A program that polls so drives the connection
+    /// by itself; it is the engine's thread's again a millisecond after the last look.
     ///
     /// # Errors
     /// As [`Transfer::wait`].
@@ -376,9 +377,9 @@ impl Transfer {
         self.report_to(queue, key);
     }
 
-    /// As [`queue`](Self::queue), for a handle that is kept: it can still be cancelled and waited for,
-    /// and dropping it no longer cancels. Do not poll it as a future, nor pass it to [`wait_any`]: that
-    /// takes the queue's place.
+    /// As [`queue`](Self::queue), for a handle that is kept: it can still be cancelled and waited
+    /// for, and dropping it no longer cancels. Do not poll it as a future, nor pass it to
+    /// [`wait_any`]: that takes the queue's place.
     pub fn report_to(&self, queue: &CompletionQueue, key: u64) {
         let watch = self.connection.0.watch();
         let mut inner = lock(&self.state.inner);
@@ -398,10 +399,11 @@ impl Transfer {
     }
 
     /// Asks for an early end. The operation still ends exactly once: with
-    /// [`ErrorKind::Cancelled`](crate::ErrorKind::Cancelled), or with its result if that came first.
+    /// [`ErrorKind::Cancelled`](crate::ErrorKind::Cancelled), or with its result if that came
+    /// first.
     ///
-    /// A message that has begun to come to a receive ends with it: its send fails, and says why. One
-    /// that is on its way waits for a receive of its tag that is started later.
+    /// A message that has begun to come to a receive ends with it: its send fails, and says why.
+    /// One that is on its way waits for a receive of its tag that is started later.
     pub fn cancel(&self) {
         self.connection.0.cancel(self.operations.iter());
     }
@@ -438,8 +440,9 @@ impl Future for Transfer {
 
 /// Waits until one of `transfers` has ended, at most `timeout`; the index of the first that has, or
 /// `None`. Its outcome is there at once: `transfers.swap_remove(index).wait()`. The transfers may
-/// be those of different connections; the wait is shortest where they are of one. `T` is [`Transfer`],
-/// or what leads to one, such as an `Arc`; a transfer takes part in one wait at a time.
+/// be those of different connections; the wait is shortest where they are of one. `T` is
+/// [`Transfer`], or what leads to one, such as an `Arc`; a transfer takes part in one wait at a
+/// time.
 ///
 /// It takes each transfer's place for a waker: poll what was polled as a future once more
 /// afterwards. Finding the first costs a look at each, so prefer a [`CompletionQueue`] for

@@ -15,7 +15,8 @@ pub(crate) const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 /// How often a thread that waits for the engine makes sure that it lives.
 pub(crate) const LIVENESS_CHECK: Duration = Duration::from_secs(1);
 
-/// The end of `span` from `start` on; of a span without end, as `Duration::MAX`, one that nobody lives to see.
+/// The end of `span` from `start` on; of a span without end, as `Duration::MAX`, one that nobody
+/// lives to see.
 pub(crate) fn deadline(start: Instant, span: Duration) -> Instant {
     start + span.min(FOREVER)
 }
@@ -31,9 +32,9 @@ const FINE: Duration = Duration::from_millis(2);
 
 /// Waits for events of the set, at most for `span`.
 ///
-/// `epoll_wait` takes whole milliseconds, and what is shorter is rounded up; `epoll_pwait2`, which takes
-/// nanoseconds, is missing before Linux 5.11 and in older sandboxes. So the set is itself polled for a short
-/// span, which costs a second call.
+/// `epoll_wait` takes whole milliseconds, and what is shorter is rounded up; `epoll_pwait2`, which
+/// takes nanoseconds, is missing before Linux 5.11 and in older sandboxes. So the set is itself
+/// polled for a short span, which costs a second call.
 pub(crate) fn wait<Events: Buffer<Event>>(
     set: impl AsFd,
     events: Events,

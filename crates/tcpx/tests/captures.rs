@@ -1,4 +1,5 @@
-//! The program's graph captures, beside transfers of GPU memory: none is broken, and none takes a transfer in.
+//! The program's graph captures, beside transfers of GPU memory: none is broken, and none takes a
+//! transfer in.
 
 #[expect(dead_code, reason = "not every test needs all of it")]
 #[path = "engine/common.rs"]

@@ -1,5 +1,6 @@
-//! A client that knows `docs/wire-protocol/` and nothing of this project's code: what its pages say is enough to connect
-//! with a key, to send over the control connection and over a lane, and to go on over another control connection.
+//! A client that knows `docs/wire-protocol/` and nothing of this project's code: what its pages say
+//! is enough to connect with a key, to send over the control connection and over a lane, and to go
+//! on over another control connection.
 
 #![expect(clippy::unwrap_used, reason = "helpers fail the test that calls them")]
 

@@ -1,5 +1,5 @@
-//! After the first connection on a GPU, none asks the driver for anything that waits for the program's kernels or holds
-//! up copies of the process: whatever comes, moves and goes.
+//! After the first connection on a GPU, none asks the driver for anything that waits for the
+//! program's kernels or holds up copies of the process: whatever comes, moves and goes.
 //!
 //! The only test of its process: it looks at every call.
 
@@ -52,7 +52,8 @@ impl Memory {
     }
 }
 
-/// A pair of connections that move all sizes both ways; with an end in order, or in the middle of a transfer.
+/// A pair of connections that move all sizes both ways; with an end in order, or in the middle of a
+/// transfer.
 fn connections(gpu: &Gpu, memory: &Memory, in_order: bool) {
     let (server, client) = pair(|_, options| {
         options.gpu = Some(gpu.clone());

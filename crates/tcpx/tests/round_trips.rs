@@ -1,6 +1,6 @@
-//! How many round trips a connection takes, counted and not timed: a relay carries what is under way one trip further only when
-//! nothing else can happen, which is when every other thread of this process sleeps. So the count is the same on any host, and
-//! this is the only test of its process.
+//! How many round trips a connection takes, counted and not timed: a relay carries what is under
+//! way one trip further only when nothing else can happen, which is when every other thread of this
+//! process sleeps. So the count is the same on any host, and this is the only test of its process.
 
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
@@ -79,7 +79,8 @@ impl Relay {
                 return trips.map(Option::unwrap_or_default);
             }
             let Some(next) = self.under_way.iter().map(|one| one.arrives).min() else {
-                // Somebody waits for a time, or runs again after all seemed to sleep. Neither is a trip.
+                // Somebody waits for a time, or runs again after all seemed to sleep. Neither is a
+                // trip.
                 thread::sleep(Duration::from_millis(1));
                 continue;
             };
@@ -139,13 +140,15 @@ impl Relay {
         }
     }
 
-    /// Whether nothing can happen by itself: all that was sent has arrived, every other thread sleeps, and none has run since.
+    /// Whether nothing can happen by itself: all that was sent has arrived, every other thread
+    /// sleeps, and none has run since.
     fn is_quiet(&self) -> bool {
         let before = sleepers();
         before.is_some() && !self.has_packets_under_way() && sleepers() == before
     }
 
-    /// Whether the kernel has still to move something between the ends, which on a busy host it does later.
+    /// Whether the kernel has still to move something between the ends, which on a busy host it
+    /// does later.
     fn has_packets_under_way(&self) -> bool {
         let ports = [self.address().port(), self.server.port()].map(|port| format!("{port:04X}"));
         let table = fs::read_to_string("/proc/self/net/tcp").expect("the system tells");
@@ -156,7 +159,8 @@ impl Relay {
                     .iter()
                     .any(|port| fields[*at].ends_with(port.as_str()))
             });
-            // Being connected (SYN_SENT, SYN_RECV), or with bytes that are not acknowledged; a listener counts otherwise.
+            // Being connected (SYN_SENT, SYN_RECV), or with bytes that are not acknowledged; a
+            // listener counts otherwise.
             let moves = ["02", "03"].contains(&fields[3]) || !fields[4].starts_with("00000000:");
             is_ours && fields[3] != "0A" && moves
         })
@@ -189,8 +193,8 @@ fn sleepers() -> Option<Vec<(String, String)>> {
 #[test]
 fn a_connection_takes_four_round_trips() {
     for lanes in [1, 8] {
-        // The server has the client's last word a trip later. On a busy host a thread may meet a lane before the client's proof,
-        // which lay there with it: that lane takes another round.
+        // The server has the client's last word a trip later. On a busy host a thread may meet a
+        // lane before the client's proof, which lay there with it: that lane takes another round.
         let mut took = Vec::new();
         while took.len() < 20 && took.last() != Some(&FOUR) {
             took.push(trips(lanes));

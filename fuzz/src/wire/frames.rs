@@ -4,8 +4,8 @@ use tcpx_wire::frame::{Frame, FrameDecoder, FrameError, encode};
 
 /// Input: one byte that says how, then the stream.
 ///
-/// Even: the bytes as they are. Odd: kind, bytes before a payload, length and body of frame after frame, to which
-/// header and checksums are added, so that the bodies are reached.
+/// Even: the bytes as they are. Odd: kind, bytes before a payload, length and body of frame after
+/// frame, to which header and checksums are added, so that the bodies are reached.
 pub fn run(data: &[u8]) {
     let Some((how, rest)) = data.split_first() else {
         return;

@@ -8,8 +8,8 @@ use tcpx_wire::handshake::{
 };
 use tcpx_wire::{ClientKey, Identity, Key};
 
-/// Input: the role (u8), then what the peer sends. Keys and randomness are fixed, so that a recorded
-/// conversation in the corpus reaches the end.
+/// Input: the role (u8), then what the peer sends. Keys and randomness are fixed, so that a
+/// recorded conversation in the corpus reaches the end.
 pub fn run(data: &[u8]) {
     let Some((role, bytes)) = data.split_first() else {
         return;
@@ -163,7 +163,8 @@ impl<T> MapDone for Step<T> {
     }
 }
 
-/// What both sides have of the key. To make it, as to make the session, takes longer than any input.
+/// What both sides have of the key. To make it, as to make the session, takes longer than any
+/// input.
 struct Fixed {
     identity: Identity,
     client: ClientKey,

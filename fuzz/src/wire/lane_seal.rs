@@ -2,8 +2,8 @@
 
 use tcpx_wire::lane_seal::{LaneKeys, Opener, Sealer, TAG_BYTES};
 
-/// Input: how many of the bytes behind it each record seals (u8, 0: the bytes come from the network as they are), which
-/// record is damaged (u8), where (u8) and how (u8), then bytes.
+/// Input: how many of the bytes behind it each record seals (u8, 0: the bytes come from the network
+/// as they are), which record is damaged (u8), where (u8) and how (u8), then bytes.
 pub fn run(data: &[u8]) {
     let Some((&[size, which, at, by], bytes)) = data.split_first_chunk() else {
         return;

@@ -3,8 +3,8 @@
 use tcpx_wire::lane_seal::LaneKeys;
 use tcpx_wire::record::{LENGTH_BYTES, MOST_BYTES, Records};
 
-/// Input: a choice (u8), then bytes. Even: the bytes come from the network as they are. Odd: the first two say where
-/// (u8) and how (u8) the record that seals the others is damaged.
+/// Input: a choice (u8), then bytes. Even: the bytes come from the network as they are. Odd: the
+/// first two say where (u8) and how (u8) the record that seals the others is damaged.
 pub fn run(data: &[u8]) {
     let Some((choice, bytes)) = data.split_first() else {
         return;

@@ -14,11 +14,12 @@ use crate::plan::{Action, Manner, SLOT, Side};
 use crate::system::{self, fail, note};
 use crate::tally;
 
-/// No operation without an end of its own lives longer, whatever happens: its stall limit, those of the operations that
-/// its program began before it, behind which it may wait for room, the limits after which a peer is given up, and what a
-/// clock that jumps takes away.
+/// No operation without an end of its own lives longer, whatever happens: its stall limit, those of
+/// the operations that its program began before it, behind which it may wait for room, the limits
+/// after which a peer is given up, and what a clock that jumps takes away.
 pub(super) const LONGEST: Duration = Duration::from_secs(1800);
-/// An operation with a deadline ends so much later at the latest, as long as the threads run that see to it.
+/// An operation with a deadline ends so much later at the latest, as long as the threads run that
+/// see to it.
 pub(super) const LATE: Duration = Duration::from_millis(100);
 
 pub(super) enum What {
@@ -76,7 +77,8 @@ pub(super) struct End {
     ended: OnceLock<Moment>,
 }
 
-/// The time without what the clock has jumped, and for how long threads that see to deadlines were stopped until then.
+/// The time without what the clock has jumped, and for how long threads that see to deadlines were
+/// stopped until then.
 #[derive(Clone, Copy)]
 struct Moment(Instant, Duration);
 
@@ -168,7 +170,8 @@ impl Program<'_> {
         }
     }
 
-    /// Closes while operations run: those of this side that the peer has what they need for are waited for.
+    /// Closes while operations run: those of this side that the peer has what they need for are
+    /// waited for.
     fn close_amid(&mut self) {
         while !self.scene.started[1 - self.side].load(Ordering::SeqCst) {
             self.check_running();
@@ -483,8 +486,8 @@ impl Program<'_> {
         }
     }
 
-    /// Starts an operation, once there is room for it: as others end, and as the peer answers for those that have ended
-    /// here. Who has a liar for a peer waits for no answers.
+    /// Starts an operation, once there is room for it: as others end, and as the peer answers for
+    /// those that have ended here. Who has a liar for a peer waits for no answers.
     fn with_room(
         &mut self,
         start: impl Fn(&Connection) -> Result<Transfer, Error>,
@@ -590,8 +593,8 @@ impl Program<'_> {
         };
         let next = self.running.iter().filter_map(|one| one.cancel_at).min();
         let left = next.map(|at| at.saturating_duration_since(Instant::now()));
-        // Of the oldest no other end is waited for than its own, unless others have to be looked after; notifications are
-        // collected well before the peer takes their room for a stall.
+        // Of the oldest no other end is waited for than its own, unless others have to be looked
+        // after; notifications are collected well before the peer takes their room for a stall.
         let most = match self.running.len() {
             1 => self.scene.patience.min(Duration::from_secs(5)),
             _ => Duration::from_secs(1),

@@ -1,5 +1,5 @@
-//! What the programs' operations must have come to: a model of all that was sent, put and told, which the bytes of
-//! every destination are compared with.
+//! What the programs' operations must have come to: a model of all that was sent, put and told,
+//! which the bytes of every destination are compared with.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
@@ -25,7 +25,8 @@ pub(super) const SCRIBBLED: u8 = 0x5A;
 /// Messages of so many bytes tell each other apart.
 const LEAST_TOLD: usize = 8;
 
-/// What the last two bits of all payload of a connection are; those of memory that is `EMPTY` are of connection 0.
+/// What the last two bits of all payload of a connection are; those of memory that is `EMPTY` are
+/// of connection 0.
 pub fn label(connection: usize) -> u8 {
     (connection as u8 + 1) & 3
 }
@@ -73,7 +74,8 @@ pub(super) struct Model {
     pub(super) sends: BTreeMap<(usize, u64), Vec<Sent>>,
     /// By owner of the window and slot: whose content the bytes may be of.
     pub(super) slots: BTreeMap<(usize, usize), Slot>,
-    /// By receiving side and tag: a receive has ended early. The message of its number comes to a later one.
+    /// By receiving side and tag: a receive has ended early. The message of its number comes to a
+    /// later one.
     pub(super) ended_early: BTreeSet<(usize, u64)>,
     /// By side and tag: its program has cancelled a send or a receive.
     pub(super) cancelled: BTreeSet<(usize, u64)>,
@@ -126,8 +128,8 @@ pub(super) fn contents(region: &Region, what: &str) -> Vec<u8> {
 
 impl Program<'_> {
     pub(super) fn may_fail(&self, error: &Error, what: &str) {
-        // Whatever a peer says, nothing of ours contradicts itself; and one of ours says nothing wrong, as what flips on the
-        // way is found below the frames.
+        // Whatever a peer says, nothing of ours contradicts itself; and one of ours says nothing
+        // wrong, as what flips on the way is found below the frames.
         let is_wrong = |failure: &ConnectionFailure| {
             let is_stuck = matches!(
                 failure,
@@ -389,7 +391,8 @@ impl Program<'_> {
                 if self.scene.lied {
                     return;
                 }
-                // Who reads the sender's memory late finds what its program has made of it, and says that it failed.
+                // Who reads the sender's memory late finds what its program has made of it, and
+                // says that it failed.
                 let is_late = |byte: u8| byte == SCRIBBLED && self.scene.is_local;
                 let is_part = |whole: &Vec<u8>| {
                     let mut pairs = inner.iter().zip(whole);

@@ -1,8 +1,8 @@
-//! The functions of the C library that this program answers itself. Outside of a simulated system, and for
-//! what is not simulated, they do what they always do.
+//! The functions of the C library that this program answers itself. Outside of a simulated system,
+//! and for what is not simulated, they do what they always do.
 //!
-//! Each has the type and the rules of the function whose name it has (its manual page), so that what is said
-//! there of its arguments is what its callers establish.
+//! Each has the type and the rules of the function whose name it has (its manual page), so that
+//! what is said there of its arguments is what its callers establish.
 #![allow(clippy::missing_safety_doc, clippy::similar_names)]
 
 use std::cell::Cell;
@@ -16,7 +16,8 @@ use super::threads::{self, Wait, called, pass, wait};
 use super::{MICRO, MILLI, Nanos, SECOND, System, raw, system};
 use crate::tally;
 
-/// What a look at the clock takes: enough that a thread which looks without a pause does so for some hundred times at most.
+/// What a look at the clock takes: enough that a thread which looks without a pause does so for
+/// some hundred times at most.
 const CLOCK: Nanos = MICRO;
 /// What a call takes.
 const CALL: Nanos = 300;
@@ -874,7 +875,8 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
 /// Bytes that no call cuts up: the proof in front of a peer's table.
 const PROOF: usize = 32;
 
-/// Copies some of what was asked for; other threads may come first, and before the caller looks at what it got.
+/// Copies some of what was asked for; other threads may come first, and before the caller looks at
+/// what it got.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn process_vm_readv(
     process: libc::pid_t,

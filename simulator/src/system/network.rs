@@ -1,5 +1,5 @@
-//! TCP connections between sockets of this process. A socket is one end of a local pair; the network holds the
-//! other end, and carries bytes between the two when the seed says so.
+//! TCP connections between sockets of this process. A socket is one end of a local pair; the
+//! network holds the other end, and carries bytes between the two when the seed says so.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
@@ -23,7 +23,8 @@ pub struct Settings {
     pub near: bool,
     /// What the system makes of a socket's send buffer; `None`: what is asked for.
     pub send_buffer: Option<usize>,
-    /// A connection keeps a link when another one is reset: one that loses all of them at once takes its peer for dead.
+    /// A connection keeps a link when another one is reset: one that loses all of them at once
+    /// takes its peer for dead.
     pub spares: bool,
 }
 
@@ -40,10 +41,12 @@ pub enum Fault {
     StallAll(Nanos),
     /// Nothing moves on a link any more, and nobody is told.
     Swallow(usize),
-    /// A lane's card is cut off for a while: nothing moves on it, nor on what is dialled in its place.
+    /// A lane's card is cut off for a while: nothing moves on it, nor on what is dialled in its
+    /// place.
     Cut(usize, Nanos),
-    /// As soon as two of them have bytes under way, all lanes of a connection stall. After this time the others go on
-    /// for a moment and are reset: that one gets what they had, and its sender hears only then what the peer had read.
+    /// As soon as two of them have bytes under way, all lanes of a connection stall. After this
+    /// time the others go on for a moment and are reset: that one gets what they had, and its
+    /// sender hears only then what the peer had read.
     Strand(usize, Nanos),
     /// A bit flips on a link.
     Flip(usize),
@@ -53,7 +56,8 @@ pub enum Fault {
     TimeJump(Nanos),
     /// A thread does not run for a while, be it an event loop, the copy worker or the monitor.
     Doze(usize, Nanos),
-    /// So many times a thread of lanes is held up for so long at most, before it reads what is its turn.
+    /// So many times a thread of lanes is held up for so long at most, before it reads what is its
+    /// turn.
     HeldLanes(u32, Nanos),
     /// The copy workers do not run for a while.
     SlowCopies(Nanos),
@@ -63,14 +67,16 @@ pub enum Fault {
     Die,
 }
 
-/// Sockets of a connection's server, at most: four lanes and control, and some on their way in or out.
+/// Sockets of a connection's server, at most: four lanes and control, and some on their way in or
+/// out.
 const MOST_SOCKETS: usize = 24;
 /// Of what a client says first: its purpose and, where that is a lane, whose number.
 const HELLO_BYTES: usize = 16;
 const PURPOSE_LANE: u8 = 1;
 /// How long a lane stalls that is left alone: less than makes it dead.
 const STRANDED: Nanos = 800 * MILLI;
-/// The moment for which the others go on, and how long after their end that is heard which was said meanwhile.
+/// The moment for which the others go on, and how long after their end that is heard which was said
+/// meanwhile.
 const MOMENT: Nanos = 10 * MILLI;
 const NEWS: Nanos = 5 * MILLI;
 /// A link that is as old carries a connection.
@@ -91,7 +97,8 @@ struct Lent {
     start: usize,
     /// What it holds, as long as somebody reads it.
     bytes: Vec<u8>,
-    /// Another link has had them too: a chunk that is sent again, which its peer may have read there.
+    /// Another link has had them too: a chunk that is sent again, which its peer may have read
+    /// there.
     again: bool,
 }
 
@@ -183,12 +190,14 @@ pub struct Network {
     cuts: Vec<(u16, u16, Nanos)>,
     /// By descriptor of a pipe's end: memory whose pages are in it.
     pipes: BTreeMap<i32, (usize, usize)>,
-    /// Links, the memory that they had pages of, and what it held, unless other bytes went out from there since.
+    /// Links, the memory that they had pages of, and what it held, unless other bytes went out from
+    /// there since.
     once_lent: Vec<(usize, usize, Vec<u8>)>,
 }
 
 impl Link {
-    /// The number of the lane that it is; `None` for a control connection, or before it has said so.
+    /// The number of the lane that it is; `None` for a control connection, or before it has said
+    /// so.
     fn lane(&self) -> Option<u16> {
         let hello = <[u8; HELLO_BYTES]>::try_from(&self.hello[..]).ok()?;
         (hello[12] == PURPOSE_LANE).then(|| u16::from_le_bytes([hello[14], hello[15]]))
@@ -224,8 +233,8 @@ impl Direction {
         self.stopped_until = self.stopped_until.max(until);
     }
 
-    /// Its receiver has read up to there, in a `far` host as it came there and else from where it is lent, and what it
-    /// has read of these pages it `sees`.
+    /// Its receiver has read up to there, in a `far` host as it came there and else from where it
+    /// is lent, and what it has read of these pages it `sees`.
     fn let_go(&mut self, to: u64, sees: impl Fn(&Lent) -> bool) {
         while let Some(lent) = self.lent.front()
             && lent.at < to
@@ -439,7 +448,8 @@ impl Network {
         }
     }
 
-    /// The last so many bytes that came into a socket are the first of the pages in a pipe, and no copy.
+    /// The last so many bytes that came into a socket are the first of the pages in a pipe, and no
+    /// copy.
     pub fn was_lent(&mut self, pipe: i32, fd: i32, bytes: usize) {
         let _aside = memory::aside();
         let Some((start, length)) = self.pipes.remove(&pipe) else {
@@ -486,8 +496,8 @@ impl Network {
             .is_some_and(|(link, _)| !self.links[link].lives())
     }
 
-    /// So many bytes were read from a socket; `drops`: by one who has not seen them. Of a chunk that came over another link
-    /// too its sender may have put anything there.
+    /// So many bytes were read from a socket; `drops`: by one who has not seen them. Of a chunk
+    /// that came over another link too its sender may have put anything there.
     pub fn was_read(&mut self, fd: i32, bytes: usize, drops: bool) {
         let _aside = memory::aside();
         let is_honest = super::is_honest();
@@ -575,8 +585,8 @@ impl Network {
         }
     }
 
-    /// Lets go of a link that nobody has any more: what a socket held when it was closed is sent still, until the other
-    /// end's system says that there is nobody.
+    /// Lets go of a link that nobody has any more: what a socket held when it was closed is sent
+    /// still, until the other end's system says that there is nobody.
     fn forget(&mut self, link: usize) {
         let link = &mut self.links[link];
         let is_sent = |one: &Direction| one.unsent > 0 && !one.over;
@@ -607,7 +617,8 @@ impl Network {
         let direction = &mut self.links[link].directions[side];
         if !direction.over {
             direction.unsent = 0;
-            // What has left the socket is read as it lies there, whatever becomes of the connection.
+            // What has left the socket is read as it lies there, whatever becomes of the
+            // connection.
             direction.lent.retain(|lent| lent.at < direction.sent);
             direction.ended_on_the_way = true;
             direction.on_the_way.push_back((at, Item::Reset));
@@ -820,7 +831,8 @@ impl Network {
         (!living.is_empty()).then(|| living[which % living.len()])
     }
 
-    /// Whether its connection has another link, which has been there for long enough to count and has not been struck.
+    /// Whether its connection has another link, which has been there for long enough to count and
+    /// has not been struck.
     fn is_spare(&self, link: usize, now: Nanos) -> bool {
         let works = |(at, other): (usize, &Link)| {
             let moves = |one: &Direction| {

@@ -1,5 +1,5 @@
-//! Threads of which one runs at a time. Whoever waits chooses who is next: a thread that can go on, or a step of
-//! the network; when there is neither, the clock moves on to the next limit.
+//! Threads of which one runs at a time. Whoever waits chooses who is next: a thread that can go on,
+//! or a step of the network; when there is neither, the clock moves on to the next limit.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -172,7 +172,8 @@ impl System {
         self.rest(living[which % living.len()], self.now + span);
     }
 
-    /// The calling thread reads what a peer has sent: one of lanes is held up before, as by another connection's bytes.
+    /// The calling thread reads what a peer has sent: one of lanes is held up before, as by another
+    /// connection's bytes.
     pub(super) fn read_held_up(&mut self) {
         let me = ME.get();
         let (times, span) = self.held_lanes;
@@ -191,8 +192,8 @@ impl System {
         self.stops.push((at, self.now, until));
     }
 
-    /// For how long a thread was stopped until now that may hold a connection's lock: a program's, which has no name, or
-    /// the engine's, which waits for those.
+    /// For how long a thread was stopped until now that may hold a connection's lock: a program's,
+    /// which has no name, or the engine's, which waits for those.
     pub(super) fn stopped(&self) -> Nanos {
         let holds = |at: usize| ["", "tcpx-engine"].contains(&&*self.threads[at].name);
         let (mut stopped, mut counted) = (0, 0);
@@ -215,7 +216,8 @@ impl System {
         }
     }
 
-    /// A job of the calling copy worker begins, when copies are no longer slow: nobody else waits for anything that it holds.
+    /// A job of the calling copy worker begins, when copies are no longer slow: nobody else waits
+    /// for anything that it holds.
     pub(super) fn copy_late(&mut self) {
         if self.copies_from > self.now {
             tally::saw("slow copies");
@@ -276,8 +278,8 @@ impl System {
         }
     }
 
-    /// One of the threads that can go on, or a step of the network, each as likely: what descriptors say is asked only
-    /// where it matters.
+    /// One of the threads that can go on, or a step of the network, each as likely: what
+    /// descriptors say is asked only where it matters.
     fn choose(&mut self) -> Choice {
         let mut threads: Vec<usize> = (0..self.threads.len())
             .filter(|at| self.may_go_on(*at))

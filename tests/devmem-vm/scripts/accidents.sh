@@ -12,7 +12,8 @@ echo 50 >/sys/module/dmsim/parameters/drop_every
 pair "out of device memory, with drops" "interface=dm1 $pool send=yes expect=all $large" "interface=dm0 $pool send=yes expect=all $large"
 echo 0 >/sys/module/dmsim/parameters/drop_every
 met dm0.sent_devmem dm0.lost dm1.lost
-# Sends may be far ahead of the chunks that are counted; those of a second round come later for certain.
+# Sends may be far ahead of the chunks that are counted; those of a second round come later for
+# certain.
 twice="$large rounds=2"
 pair "the binding for sending ends in the middle" "interface=dm1 $pool expect=moved $twice" "interface=dm0 send=yes unbind_after_sends=5 expect=moved $twice"
 [ "$(grep -c 'bindings ended: [1-9]' /tmp/client)" = 1 ] || fail "no binding was ended"
@@ -55,7 +56,8 @@ pair "with the same queue" "interface=dm1 queue=3 $pool expect=all $large" "$lar
 settings >/tmp/after
 same /tmp/before /tmp/after
 
-# Both ends count their open descriptors after each connection, and tokens in the end. Rules and settings are counted here.
+# Both ends count their open descriptors after each connection, and tokens in the end. Rules and
+# settings are counted here.
 unbound /tmp/bindings
 pair "ten thousand transfers over twenty connections" "interface=dm1 $pool connections=20 rounds=5 shuffled=50x3000" "interface=dm0 $pool connections=20 rounds=5 shuffled=50x3000"
 settings >/tmp/after

@@ -1,7 +1,8 @@
 # What a killed process leaves is shown, and undone by a release or by the next start.
 devmem_setup threshold dm1 128
 settings >/tmp/before
-# hold NAME QUEUE PORT: a process that has the queue until its input, descriptor 7 + QUEUE here, ends
+# hold NAME QUEUE PORT: a process that has the queue until its input, descriptor 7 + QUEUE here,
+# ends
 hold() {
 	input=$((7 + $2))
 	rm -f "/tmp/in$2" && mkfifo "/tmp/in$2"

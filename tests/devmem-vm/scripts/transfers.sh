@@ -1,4 +1,5 @@
-# Engine transfers over the device-memory network, in both roles and all weathers; each byte is checked.
+# Engine transfers over the device-memory network, in both roles and all weathers; each byte is
+# checked.
 knob() { echo "$2" >"/sys/module/dmsim/parameters/$1"; }
 both="sizes=1,1447,1448,4097,100000,1048576,3145733 seed=3"
 large="sizes=40000000 seed=4"

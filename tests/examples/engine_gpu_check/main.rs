@@ -1,4 +1,5 @@
-//! Checks the engine on real GPUs: `engine_gpu_check [--plugin FILE] [--gpus A,B] [--large] [--only CHECK]...`.
+//! Checks the engine on real GPUs:
+//! `engine_gpu_check [--plugin FILE] [--gpus A,B] [--large] [--only CHECK]...`.
 //!
 //! Both ends run in this process. Without `--plugin` the embedded network moves memory of GPU A to
 //! GPU B; with it, the plugin file moves memory of GPU A (its environment must be set before).

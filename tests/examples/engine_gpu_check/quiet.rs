@@ -1,4 +1,5 @@
-//! What copies of the program wait for, beside a kernel of its own and connections that come and go.
+//! What copies of the program wait for, beside a kernel of its own and connections that come and
+//! go.
 
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -105,7 +106,8 @@ struct Memory {
     bytes: Vec<u8>,
 }
 
-/// A pair of connections that move all sizes, and end. What each way took: to be there, to move, to be gone.
+/// A pair of connections that move all sizes, and end. What each way took: to be there, to move, to
+/// be gone.
 fn come_and_go(bench: &Bench, memory: &Memory, in_order: bool) -> Result<[Duration; 3], String> {
     let start = Instant::now();
     let (sending, receiving) = bench.pair(1, None)?;
@@ -142,8 +144,8 @@ fn resident() -> Result<u64, String> {
     Ok(kibibytes / 1024)
 }
 
-/// What connections on a GPU take to be there, the first of a process and the next, and the host memory of many. Only
-/// the first check of a process sees a first connection.
+/// What connections on a GPU take to be there, the first of a process and the next, and the host
+/// memory of many. Only the first check of a process sees a first connection.
 pub(crate) fn set_up(bench: &Bench) -> Outcome {
     const PAIRS: usize = 16;
     let before = resident()?;
@@ -175,7 +177,8 @@ pub(crate) fn set_up(bench: &Bench) -> Outcome {
     ))
 }
 
-/// The program resets the GPU in the middle of transfers: each ends somehow, and so does the process, without a signal.
+/// The program resets the GPU in the middle of transfers: each ends somehow, and so does the
+/// process, without a signal.
 pub(crate) fn device_reset(bench: &Bench) -> Outcome {
     let len = 64 << 20;
     let bytes = random(len);
@@ -220,8 +223,8 @@ pub(crate) fn device_reset(bench: &Bench) -> Outcome {
     Ok(format!("{whole} transfers before, then: {failed}; {again}"))
 }
 
-/// A kernel of the program runs for two seconds. Meanwhile connections come, move and go, and no copy of the program
-/// waits for them.
+/// A kernel of the program runs for two seconds. Meanwhile connections come, move and go, and no
+/// copy of the program waits for them.
 pub(crate) fn connections_come_and_go(bench: &Bench) -> Outcome {
     let len = SIZES[SIZES.len() - 1];
     let bytes = random(len);

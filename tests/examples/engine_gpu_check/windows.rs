@@ -11,7 +11,8 @@ const PARTS: usize = 3;
 
 const LONG: Duration = Duration::from_secs(30);
 
-/// Puts and gets of every interesting size at odd offsets; what lies around the pieces stays as it was.
+/// Puts and gets of every interesting size at odd offsets; what lies around the pieces stays as it
+/// was.
 pub(crate) fn puts_and_gets(bench: &Bench) -> Outcome {
     let lens = [0, 1, 23, 4096, 65_536, 131_073, 600_001, 16 << 20];
     let kinds: [(Option<&Gpu>, Option<&Gpu>); 3] = [
@@ -109,8 +110,8 @@ pub(crate) fn batches(bench: &Bench) -> Outcome {
 /// A piece of a list: the region, the offset in it, the bytes.
 type Piece = (usize, usize, usize);
 
-/// Pieces of these lengths in several regions, in turned order, with gaps that leave no two ends aligned alike; and
-/// how long each region is.
+/// Pieces of these lengths in several regions, in turned order, with gaps that leave no two ends
+/// aligned alike; and how long each region is.
 fn scatter(lengths: &[usize], turn: usize) -> (Vec<Piece>, [usize; PARTS]) {
     let mut ends = [1; PARTS];
     let count = lengths.len();
@@ -124,8 +125,8 @@ fn scatter(lengths: &[usize], turn: usize) -> (Vec<Piece>, [usize; PARTS]) {
     (pieces, ends.map(|end| end + 50))
 }
 
-/// Lists of pieces of every interesting length at odd places of several regions, to and from a GPU and host memory;
-/// what lies between the pieces stays as it was.
+/// Lists of pieces of every interesting length at odd places of several regions, to and from a GPU
+/// and host memory; what lies between the pieces stays as it was.
 pub(crate) fn lists_of_pieces(bench: &Bench) -> Outcome {
     let lists: [&dyn Fn(usize) -> usize; 6] = [
         &|at| 1 + at % 67,

@@ -1,7 +1,8 @@
-//! Two processes on one GPU: payload in its memory, of both kinds, is right, fast, and comes back to the GPU.
+//! Two processes on one GPU: payload in its memory, of both kinds, is right, fast, and comes back
+//! to the GPU.
 //!
-//! `local_gpu_check contents | speed | kills [--gib N] [--rounds N]`: each prints one line of JSON a row; the exit code
-//! is 0 only if all is right. `TCPX_LOCAL=off` has the payload go over TCP.
+//! `local_gpu_check contents | speed | kills [--gib N] [--rounds N]`: each prints one line of JSON
+//! a row; the exit code is 0 only if all is right. `TCPX_LOCAL=off` has the payload go over TCP.
 
 mod memory;
 

@@ -1,14 +1,16 @@
-//! One end of device-memory transfers between two processes, for the virtual machine: binds what it is
-//! told to, plays scenarios over one connection after the other, and fails when a byte is wrong or
-//! something is left open.
+//! One end of device-memory transfers between two processes, for the virtual machine: binds what it
+//! is told to, plays scenarios over one connection after the other, and fails when a byte is wrong
+//! or something is left open.
 //!
 //! Arguments are `name=value`: `listen=PORT` or `connect=ADDRESS:PORT`; `interface=`, `queue=`,
 //! `pool=BYTES` (receive there), `send=yes` (send out of device memory too); `channels=`; `seed=`,
 //! `sizes=N,N,...` or `shuffled=COUNTxLARGEST`, `one_way=yes` (only to the server), `rounds=`,
-//! `connections=`, `rounds_shown=yes`; `expect=pool` (every byte landed in the pool or beside it, no path changed), `plain`
-//! (none did), `moved` (the path changed), `any`; `unbind_after=CHUNKS` received, or `unbind_after_sends=CHUNKS`: ends the process's bindings in the
-//! middle of its transfers; `send=maybe` (where the card can). In the end it says how many bytes were checked; every
-//! token that the kernel handed out must be free again, unless the path changed: then closing frees the rest.
+//! `connections=`, `rounds_shown=yes`; `expect=pool` (every byte landed in the pool or beside it,
+//! no path changed), `plain` (none did), `moved` (the path changed), `any`; `unbind_after=CHUNKS`
+//! received, or `unbind_after_sends=CHUNKS`: ends the process's bindings in the middle of its
+//! transfers; `send=maybe` (where the card can). In the end it says how many bytes were checked;
+//! every token that the kernel handed out must be free again, unless the path changed: then closing
+//! frees the rest.
 
 #[path = "devmem_peer/counting.rs"]
 mod counting;

@@ -1,5 +1,5 @@
-//! Sets up device memory on a real kernel and says whether everything went as it must. Runs in the machine
-//! of `cargo xtask devmem-vm`, as root:
+//! Sets up device memory on a real kernel and says whether everything went as it must. Runs in the
+//! machine of `cargo xtask devmem-vm`, as root:
 //!
 //! ```text
 //! devmem_setup hold IFACE QUEUE PORT    bind and steer, say so, undo at the end of standard input

@@ -1,7 +1,8 @@
 //! One end of a connection in a network namespace: sends or receives transfers and says how fast.
 //!
-//! `striped server PORT BYTES COUNT [INTERFACES [patient]]`, `striped client ADDRESS BYTES COUNT [INTERFACES [patient]]`. Both
-//! print a line of JSON for each step. A patient side takes no peer for dead before ten minutes of silence.
+//! `striped server PORT BYTES COUNT [INTERFACES [patient]]`,
+//! `striped client ADDRESS BYTES COUNT [INTERFACES [patient]]`. Both print a line of JSON for each
+//! step. A patient side takes no peer for dead before ten minutes of silence.
 
 use std::io::Write;
 use std::net::SocketAddr;

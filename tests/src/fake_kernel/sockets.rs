@@ -61,8 +61,8 @@ impl Sockets {
         self.0.values().map(|one| one.tokens.len()).sum()
     }
 
-    /// Forgets the sockets that were closed; what they held. Nobody tells the fake of a close, so it
-    /// looks whether a descriptor still is the socket that it was.
+    /// Forgets the sockets that were closed; what they held. Nobody tells the fake of a close, so
+    /// it looks whether a descriptor still is the socket that it was.
     pub(super) fn take_closed(&mut self) -> Closed {
         let mut held = Closed::default();
         let closed = self

@@ -12,10 +12,11 @@ use tcpx_tests::process::{Ended, Peer};
 use tcpx_tests::scenario::{Scenario, Side};
 
 const PEER: &str = env!("CARGO_BIN_EXE_peer");
-/// Silence after which a peer counts as dead that is to be stopped: a killed one is noticed by its sockets, before it
-/// is silent for `LONG`.
+/// Silence after which a peer counts as dead that is to be stopped: a killed one is noticed by its
+/// sockets, before it is silent for `LONG`.
 const DEAD_AFTER: Duration = Duration::from_secs(3);
-/// For everything before the accident, and for what comes behind it, on a machine that does other things too.
+/// For everything before the accident, and for what comes behind it, on a machine that does other
+/// things too.
 const LONG: Duration = Duration::from_secs(120);
 /// Accidents at a time; most of them only wait.
 const AT_ONCE: usize = 6;

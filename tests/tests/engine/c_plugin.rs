@@ -43,7 +43,8 @@ fn over(program: &Path, carrier: &Carrier) -> Command {
     command
 }
 
-/// How both processes of one transfer ended: server, then client, each with its exit code and all that it printed.
+/// How both processes of one transfer ended: server, then client, each with its exit code and all
+/// that it printed.
 fn ends(carrier: &Carrier, source: &Path, target: &Path, device_memory: bool) -> [c_api::Ended; 2] {
     let memory = device_memory.then_some("--device-memory");
 
@@ -149,8 +150,8 @@ fn wrong_use_of_plugins_touches_no_foreign_memory() {
     let source = sources().join("plugin_misuse.c");
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("plugin_misuse_sanitized");
     c_api::build_program_as(build, &source, &program);
-    // Comms that are closed with receives in flight keep their registrations in the double, as in Google's plugin:
-    // its leaks are not ours.
+    // Comms that are closed with receives in flight keep their registrations in the double, as in
+    // Google's plugin: its leaks are not ours.
     let mut command = Command::new(&program);
     let command = command
         .arg(double::path())

@@ -1,5 +1,6 @@
-//! Deadlines, cancels and closes take the time that they are given, also while the peer's process is stopped: its
-//! sockets are full, and nobody answers. Afterwards both ends go on over the same connection.
+//! Deadlines, cancels and closes take the time that they are given, also while the peer's process
+//! is stopped: its sockets are full, and nobody answers. Afterwards both ends go on over the same
+//! connection.
 
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -65,7 +66,8 @@ fn options(
 const TO_POSTED: u64 = 1;
 const ECHO: u64 = 3;
 
-/// The process that is stopped: it exposes a window, has posted a receive, and says back what it hears.
+/// The process that is stopped: it exposes a window, has posted a receive, and says back what it
+/// hears.
 fn stopped_process(lanes: Lanes) {
     let connection = connect_back(|key| options(key, lanes));
     let memory = Region::host(2 * BYTES).expect("memory");
@@ -78,7 +80,8 @@ fn stopped_process(lanes: Lanes) {
     let posted = posted.expect("connected");
     let echo = |tag| {
         let heard = connection.receive(word.all(), tag).start()?.wait()?;
-        // The send had ended, and its memory was filled with something else: none of that is success.
+        // The send had ended, and its memory was filled with something else: none of that is
+        // success.
         if let Some(Ok(_)) = posted.test() {
             let is_sent = destination.with_bytes(.., |bytes| bytes.iter().all(|byte| *byte == 0));
             assert!(is_sent.expect("free"), "it got what nobody sent");
@@ -109,7 +112,8 @@ impl Peer {
         }
     }
 
-    /// The process goes on, and the connection does all that it did, in memory that operations which ended early had.
+    /// The process goes on, and the connection does all that it did, in memory that operations
+    /// which ended early had.
     fn goes_on(&self, own: &Region) {
         let connection = &self.connection;
         let content: Vec<u8> = (0..BYTES).map(|at| (at / 3) as u8).collect();

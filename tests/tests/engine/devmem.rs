@@ -1,4 +1,5 @@
-//! Engine transfers over the device-memory network, with a kernel that replays what a real one may do.
+//! Engine transfers over the device-memory network, with a kernel that replays what a real one may
+//! do.
 
 use std::sync::{Arc, Mutex};
 

@@ -1,5 +1,5 @@
-//! Bits that flip on the way, as many as wanted ([`tcpx_tests::faults`]): where both ends compare digests, or payload is
-//! sealed, none of them passes for good bytes.
+//! Bits that flip on the way, as many as wanted ([`tcpx_tests::faults`]): where both ends compare
+//! digests, or payload is sealed, none of them passes for good bytes.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -23,16 +23,19 @@ use tcpx_wire::record::{LENGTH_BYTES, Records};
 /// What goes over a relay.
 struct Shape {
     chunk_bytes: u32,
-    /// What is longer goes in chunks: a control connection that a flip ends lives long enough for a frame.
+    /// What is longer goes in chunks: a control connection that a flip ends lives long enough for a
+    /// frame.
     longest_frame: u32,
     /// Lengths of the transfers at a time: in a frame, sealed and not; in chunks.
     lengths: [u64; 4],
-    /// Bytes of lanes, and of control connections, from one flip to the next, at most: some chunks, and frames, pass.
+    /// Bytes of lanes, and of control connections, from one flip to the next, at most: some chunks,
+    /// and frames, pass.
     lanes: u64,
     control: u64,
 }
 
-/// A flip ends what is sealed, and costs a lane: the fewer bytes between two of them the more there are.
+/// A flip ends what is sealed, and costs a lane: the fewer bytes between two of them the more there
+/// are.
 const SHORT: Shape = Shape {
     chunk_bytes: 4 << 10,
     longest_frame: 8 << 10,
@@ -84,9 +87,10 @@ fn connect(
     })
 }
 
-/// One connection after the other through a relay, flipped in one way after the other from the `first` on, until `flips` are as many as `wanted`, or it is late. Where both ends
-/// compare digests, or payload is sealed, no flip may pass for good bytes; without them that is promised of headers and
-/// control alone.
+/// One connection after the other through a relay, flipped in one way after the other from the
+/// `first` on, until `flips` are as many as `wanted`, or it is late. Where both ends compare
+/// digests, or payload is sealed, no flip may pass for good bytes; without them that is promised of
+/// headers and control alone.
 fn transfer_until_flipped(
     options: &Options,
     shape: &Shape,
@@ -179,8 +183,8 @@ fn transfer_until_flipped(
     tally
 }
 
-/// Flips until there were enough, over several connections at once: most of the time each of them waits for a lane, or a
-/// control connection, that takes the place of one that a flip has ended.
+/// Flips until there were enough, over several connections at once: most of the time each of them
+/// waits for a lane, or a control connection, that takes the place of one that a flip has ended.
 fn flips(encrypt: bool) {
     let (wanted, at_once) = (count("flips", 1000), count("relays", 8));
     let key = tcpx::generate_key().expect("there is randomness");
@@ -249,8 +253,9 @@ fn flipped_bits_of_sealed_payload_never_pass() {
 /// What all bytes of the payload are that somebody on the path changes.
 const PLAIN: u8 = 0xA7;
 
-/// A relay to `target` that adds the generator of CRC32C to long runs of [`PLAIN`], once in each direction of a connection:
-/// the CRC32C of what it changed stays as it was. Counts what it changed.
+/// A relay to `target` that adds the generator of CRC32C to long runs of [`PLAIN`], once in each
+/// direction of a connection: the CRC32C of what it changed stays as it was. Counts what it
+/// changed.
 fn keep_crc(target: SocketAddr) -> (SocketAddr, Arc<AtomicU64>) {
     const GENERATOR: u64 = 0x82F6_3B78 << 1 | 1;
     let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
@@ -294,7 +299,8 @@ fn keep_crc(target: SocketAddr) -> (SocketAddr, Arc<AtomicU64>) {
 /// Whoever knows the payload can change it and keep its CRC32C: the ends compare what has a key.
 #[test]
 fn changes_that_keep_a_crc32c_are_found() {
-    // In chunks, and short enough to go with the announcement; asked for by both sides, or by the receiver alone.
+    // In chunks, and short enough to go with the announcement; asked for by both sides, or by the
+    // receiver alone.
     for (bytes, sender) in [
         (300_000, Level::Verified),
         (300_000, Level::Placed),
@@ -383,8 +389,8 @@ fn opened_chunks(keys: LaneKeys, stream: &mut [u8], sealed: &[u8]) -> usize {
 const PART: usize = 400;
 const PARTS: usize = 3;
 
-/// Whatever bit of what both ends would write is flipped: what stands before it opens, and nothing from there on. Without
-/// an engine a flip costs microseconds.
+/// Whatever bit of what both ends would write is flipped: what stands before it opens, and nothing
+/// from there on. Without an engine a flip costs microseconds.
 #[test]
 fn nothing_opens_from_a_flipped_bit_of_a_sealed_stream_on() {
     let seed = random() >> 32;

@@ -21,8 +21,8 @@ fn spent() -> Duration {
     Duration::new(now.tv_sec.unsigned_abs(), nanos)
 }
 
-/// Small and large, so that everything that looks for more work has a reason to; and so that a receive that waits
-/// is granted ahead.
+/// Small and large, so that everything that looks for more work has a reason to; and so that a
+/// receive that waits is granted ahead.
 fn use_it(server: &Connection, client: &Connection) {
     for bytes in [8, 8 << 20, 8 << 20, 8 << 20] {
         let (from, to) = (
@@ -36,8 +36,8 @@ fn use_it(server: &Connection, client: &Connection) {
     }
 }
 
-/// What nobody uses for a while must cost each end less than a thousandth of a core, once whatever looks for more work has
-/// given up: within half a second, or later on a busy machine.
+/// What nobody uses for a while must cost each end less than a thousandth of a core, once whatever
+/// looks for more work has given up: within half a second, or later on a busy machine.
 fn idle(what: &str, connections: &[(Connection, Connection)]) {
     // Both ends are in this process.
     let ends = u32::try_from(2 * connections.len()).expect("a few");
@@ -55,8 +55,8 @@ fn idle(what: &str, connections: &[(Connection, Connection)]) {
     });
 }
 
-/// One connection and several over a network: never used, then used before, then with receives for which
-/// nothing comes.
+/// One connection and several over a network: never used, then used before, then with receives for
+/// which nothing comes.
 fn idle_over(name: &str, network: &Arc<dyn Network>) {
     for count in [1, 12] {
         let listening = Listening::new(network.clone(), |_| {}, |_| {});

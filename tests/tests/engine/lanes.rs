@@ -1,5 +1,5 @@
-//! Lanes that break in the middle of a transfer: it completes, every byte in place, and what the dead
-//! lane still has goes nowhere.
+//! Lanes that break in the middle of a transfer: it completes, every byte in place, and what the
+//! dead lane still has goes nowhere.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -221,8 +221,8 @@ fn lanes_that_break_while_chunks_become_shorter() {
     }
 }
 
-/// Transfers run in both directions at once while every lane but one breaks, one after the other, so that slots
-/// whose pages a dead lane still has are filled with something else at once.
+/// Transfers run in both directions at once while every lane but one breaks, one after the other,
+/// so that slots whose pages a dead lane still has are filled with something else at once.
 fn slots_break(fault: Fault) {
     let what = format!("{fault:?}");
     let ends = connect(true);
@@ -370,7 +370,8 @@ fn lanes_that_swallow_all_while_the_server_sends() {
     breaks_of(2, Fault::Swallow, &[0, 1], false, false);
 }
 
-/// As on a host with two cores, and by whichever side has something to send: the client alone can open lanes.
+/// As on a host with two cores, and by whichever side has something to send: the client alone can
+/// open lanes.
 #[test]
 fn the_second_of_two_lanes_is_opened_once_there_is_work_for_it() {
     child::run(&[], || {

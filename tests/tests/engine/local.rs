@@ -1,4 +1,5 @@
-//! Two ends on one host: payload in host memory is read where it lies, as whole and as timely as over lanes.
+//! Two ends on one host: payload in host memory is read where it lies, as whole and as timely as
+//! over lanes.
 
 use std::ffi::CString;
 use std::sync::Arc;
@@ -172,7 +173,8 @@ fn lists_of_pieces_are_read_where_they_lie() {
     close(server, client);
 }
 
-/// The source is its program's again as soon as its send has ended, whatever the peer is about to read.
+/// The source is its program's again as soon as its send has ended, whatever the peer is about to
+/// read.
 #[test]
 fn what_a_send_has_given_back_is_no_success_of_its_receive() {
     const BYTES: usize = 8 << 20;
@@ -385,7 +387,8 @@ fn a_get_beyond_what_a_key_allows_is_refused_by_its_owner() {
     close(server, client);
 }
 
-/// The memory of a window is its program's once that is closed, and once the program may write there.
+/// The memory of a window is its program's once that is closed, and once the program may write
+/// there.
 #[test]
 fn what_was_got_was_in_the_window_all_the_while() {
     const BYTES: usize = 300_000;

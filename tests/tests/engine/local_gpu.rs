@@ -1,4 +1,5 @@
-//! Two ends on one host: payload in memory of a GPU is copied from where it lies, within a process and between two.
+//! Two ends on one host: payload in memory of a GPU is copied from where it lies, within a process
+//! and between two.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -167,7 +168,8 @@ fn memory_of_two_gpus_of_one_process_goes_over_lanes() {
     });
 }
 
-/// Pieces in an order of their own at both ends, none beside the next: in each place of so many bytes all but one.
+/// Pieces in an order of their own at both ends, none beside the next: in each place of so many
+/// bytes all but one.
 fn shuffled(client: &Connection, source: &Region, key: &WindowKey, place: usize) -> Vec<usize> {
     let pieces = MOST / place;
     let mut order: Vec<usize> = (0..pieces).collect();
@@ -311,8 +313,8 @@ fn gpu_memory_of_another_process_is_copied_where_it_lies() {
     });
 }
 
-/// The one whose memory is read dies amid that: what has come is no success unless it is right, and nothing comes after
-/// the end.
+/// The one whose memory is read dies amid that: what has come is no success unless it is right, and
+/// nothing comes after the end.
 #[test]
 fn a_reader_of_gpu_memory_whose_owner_is_killed_ends() {
     const ROUNDS: u64 = 6;

@@ -1,5 +1,6 @@
-//! The engine between two ends, most of them processes, and through the C library. One program: each of its own would link
-//! everything again. What looks at its whole process runs in one of its own ([`tcpx_tests::child`]).
+//! The engine between two ends, most of them processes, and through the C library. One program:
+//! each of its own would link everything again. What looks at its whole process runs in one of its
+//! own ([`tcpx_tests::child`]).
 
 mod accidents;
 mod c_engine;

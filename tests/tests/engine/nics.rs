@@ -1,5 +1,5 @@
-//! Several links between two hosts: all of them carry bytes, none holds the others up, and one may go
-//! in the middle of a transfer. The links are shaped far below what this machine can do, so that
+//! Several links between two hosts: all of them carry bytes, none holds the others up, and one may
+//! go in the middle of a transfer. The links are shaped far below what this machine can do, so that
 //! their rates and not its speed decide. Needs root.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails its test")]
@@ -56,8 +56,8 @@ fn rate(hosts: &Hosts, bytes: u64, interfaces: Option<&str>) -> (f64, String) {
     (rate, path.as_str().unwrap().to_owned())
 }
 
-/// The links together carry at least this part of the sum, which is so many times the rate of one. Once is enough: on a
-/// busy machine it is not the links' rates that decide.
+/// The links together carry at least this part of the sum, which is so many times the rate of one.
+/// Once is enough: on a busy machine it is not the links' rates that decide.
 fn adds_up(what: &str, least: f64, measure: impl Fn() -> (f64, f64, f64)) {
     let parts: Vec<f64> = (0..5)
         .map(|_| {
@@ -196,8 +196,8 @@ fn the_control_connections_link_may_be_cut() {
     cut_and_mend("control", 0, &[]);
 }
 
-/// The client finds out from its system's vain tries: the silence that it grants the peer is longer than a
-/// transfer may stall.
+/// The client finds out from its system's vain tries: the silence that it grants the peer is longer
+/// than a transfer may stall.
 #[test]
 fn a_control_connection_whose_link_is_cut_is_not_waited_for() {
     let Some(_turn) = turn("a_control_connection_whose_link_is_cut_is_not_waited_for") else {

@@ -1,5 +1,5 @@
-//! What a connection holds of the pinned slots that GPU memory goes through: nothing at rest, and a window of
-//! 64 MiB at most while bytes move one way. Host memory takes the same way here.
+//! What a connection holds of the pinned slots that GPU memory goes through: nothing at rest, and a
+//! window of 64 MiB at most while bytes move one way. Host memory takes the same way here.
 
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,5 +1,5 @@
-//! A process that rests for a while in the middle of a transfer, as under a debugger or while a machine
-//! is moved: the transfer goes on behind that as if nothing had been.
+//! A process that rests for a while in the middle of a transfer, as under a debugger or while a
+//! machine is moved: the transfer goes on behind that as if nothing had been.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -29,7 +29,8 @@ const LANES: u16 = 4;
 
 /// Bytes after which one lane is held up.
 const HELD_AFTER: u64 = 5 << 20;
-/// The others have used up what may be under way behind the oldest chunk when nothing moved for so long.
+/// The others have used up what may be under way behind the oldest chunk when nothing moved for so
+/// long.
 const STILL: Duration = Duration::from_millis(300);
 const HELD: u16 = 1;
 /// Some looks at the lane, and less than it may stall.
@@ -110,8 +111,8 @@ fn rests(side: Side, at: Point) {
     peers.end_with_all_lanes(&format!("{side:?} at {at:?}"));
 }
 
-/// A process rests while one lane is behind the others, as lanes are that share a loop: by the clock
-/// alone it has then stalled for longer than a lane may.
+/// A process rests while one lane is behind the others, as lanes are that share a loop: by the
+/// clock alone it has then stalled for longer than a lane may.
 fn rests_with_a_lane_behind(side: Side) {
     let peers = Peers::start(99, None, true);
     wait(LONG, "the lane to be held up", || {

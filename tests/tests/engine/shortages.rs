@@ -1,5 +1,5 @@
-//! A process to which the system gives too little: its transfers are slower or fail, each end says why and ends, and no byte
-//! is wrong.
+//! A process to which the system gives too little: its transfers are slower or fail, each end says
+//! why and ends, and no byte is wrong.
 
 use std::ffi::OsStr;
 use std::process::Command;
@@ -25,7 +25,8 @@ fn command(line: &[&str]) -> Command {
     command
 }
 
-/// Whether this is root and may do what `line` does, and still finds the peer's program; without it the test is skipped.
+/// Whether this is root and may do what `line` does, and still finds the peer's program; without it
+/// the test is skipped.
 fn is_allowed(test: &str, line: &[&str]) -> bool {
     let (program, arguments) = line.split_first().expect("a program");
     let tried = Command::new(program)
@@ -45,7 +46,8 @@ fn is_allowed(test: &str, line: &[&str]) -> bool {
     works
 }
 
-/// Both ends of a pair of which one is started by `line`: the one with too little first. Either bears `silence`.
+/// Both ends of a pair of which one is started by `line`: the one with too little first. Either
+/// bears `silence`.
 fn pair(
     line: &[&str],
     needy: Side,
@@ -88,7 +90,8 @@ fn pair(
     }
 }
 
-/// Each end that was not ended by the test says why it failed, and has no wrong byte; whether all went well.
+/// Each end that was not ended by the test says why it failed, and has no wrong byte; whether all
+/// went well.
 fn ends_well_or_says_why(what: &str, ended: &Ended, needy: bool) -> bool {
     let Some(summary) = &ended.summary else {
         // No memory even for the error.

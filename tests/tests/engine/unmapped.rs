@@ -1,4 +1,5 @@
-//! Memory that its program takes away while the engine may still use it: what used it fails, and nothing else.
+//! Memory that its program takes away while the engine may still use it: what used it fails, and
+//! nothing else.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -40,8 +41,8 @@ impl Mapping {
 
     fn memory(self: &Arc<Self>) -> RegionSlice {
         let owner: Arc<dyn Any + Send + Sync> = Arc::<Self>::clone(self);
-        // SAFETY: the pages live as long as their owner, and only the engine uses them. That some are taken away is what
-        // is tried: the system refuses to touch them.
+        // SAFETY: the pages live as long as their owner, and only the engine uses them. That some
+        // are taken away is what is tried: the system refuses to touch them.
         unsafe { Region::from_host_raw(self.0, BYTES, owner) }.all()
     }
 

@@ -1,4 +1,5 @@
-//! A comm's own connection that breaks while both processes live: it comes back, and nothing is lost, twice or late.
+//! A comm's own connection that breaks while both processes live: it comes back, and nothing is
+//! lost, twice or late.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at what it does not expect")]
 
@@ -39,8 +40,8 @@ fn a_reset_comm_loses_nothing_through_any_table() {
     });
 }
 
-/// Moves messages one behind the other, eight at a time, each from memory that is overwritten once its send is done; how
-/// many bits came other than they were sent.
+/// Moves messages one behind the other, eight at a time, each from memory that is overwritten once
+/// its send is done; how many bits came other than they were sent.
 fn stream(link: &Link<'_>, messages: usize, size_of: impl Fn(usize) -> usize) -> u64 {
     const DEPTH: usize = 8;
     let table = link.table;
@@ -149,8 +150,9 @@ fn resets_of_lanes_with_a_key_cost_no_message() {
     });
 }
 
-/// Streams while a bit behind each `every` bytes changes on the way of all that its connections carry: how many did, how
-/// many came so with messages, and how many connections and lanes had brought what nobody had sealed.
+/// Streams while a bit behind each `every` bytes changes on the way of all that its connections
+/// carry: how many did, how many came so with messages, and how many connections and lanes had
+/// brought what nobody had sealed.
 fn flips(every: u64, messages: usize, size_of: impl Fn(usize) -> usize) -> [u64; 3] {
     let (table, context) = started(12);
     let (link, proxy) = relayed(&*table, context);
@@ -189,8 +191,8 @@ fn changed_bits_in_control_cost_lanes_and_no_message() {
     child::run(
         &[LOOPBACK, LANES, KEY, ("TCPX_NET_INLINE_BYTES", "4096")],
         || {
-            // All sizes are right, and what lies bare has no more than the bits that were changed there.
-            // Rarer than records are long, which must come whole: else nothing would.
+            // All sizes are right, and what lies bare has no more than the bits that were changed
+            // there. Rarer than records are long, which must come whole: else nothing would.
             let [flipped, changed, forged] =
                 flips(20_000, 3200, |number| 4097 + number * 7919 % 3000);
             assert!(changed > 0 && forged > 4, "{flipped}, {changed}, {forged}");
@@ -218,7 +220,8 @@ fn changed_bits_cost_sealed_lanes_and_no_message() {
     });
 }
 
-/// Whether who listens on the way finds what stands in front of messages and of their parts on lanes, and what they hold.
+/// Whether who listens on the way finds what stands in front of messages and of their parts on
+/// lanes, and what they hold.
 fn is_heard() -> [bool; 3] {
     let (table, context) = started(12);
     let (link, proxy) = relayed(&*table, context);
@@ -359,8 +362,8 @@ fn a_sender_hears_of_reads_without_its_receivers_calls() {
     });
 }
 
-/// A message that is written whole to a relay that holds it back, which then resets the connection; what becomes of
-/// the send and of the receive.
+/// A message that is written whole to a relay that holds it back, which then resets the connection;
+/// what becomes of the send and of the receive.
 fn long_message(table: &dyn Calls, context: Opaque, fault: Fault) -> [Result<usize, ()>; 2] {
     const LEN: usize = 300_000;
     let (link, proxy) = relayed(table, context);
@@ -413,7 +416,8 @@ fn a_long_message_waits_for_its_receiver_and_is_sent_again() {
 fn a_message_not_to_be_sent_again_fails_at_both_ends() {
     child::run(&[LOOPBACK, NO_LANES], || {
         let (table, context) = started(12);
-        // Buffers of the kernel's take all of it at once, as a rule; what they do not take is still there.
+        // Buffers of the kernel's take all of it at once, as a rule; what they do not take is still
+        // there.
         match long_message(&*table, context, Fault::Stall) {
             [_, Err(())] | [Ok(300_000), Ok(300_000)] => {}
             ends => panic!("{ends:?}"),
@@ -469,7 +473,8 @@ fn a_sender_closing_while_cut_off_brings_what_it_sent() {
             std::thread::scope(|scope| {
                 let received = Request(&*table, received);
                 let receiver = scope.spawn(move || received.end());
-                // The host calls nothing in between, so it may not know that the connection is away.
+                // The host calls nothing in between, so it may not know that the connection is
+                // away.
                 until("the monitor", || proxy.opened(ANY) > PAIR);
                 assert_eq!(table.close_send(link.send), 0);
                 assert!(receiver.join().unwrap());

@@ -1,5 +1,5 @@
-//! Processes that end as soon as the last thing they sent is done, in each way that a process ends: their peers, which
-//! may be late, get all of it.
+//! Processes that end as soon as the last thing they sent is done, in each way that a process ends:
+//! their peers, which may be late, get all of it.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at what it does not expect")]
 
@@ -12,8 +12,8 @@ use tcpx_tests::nccl_link::{
 };
 use tcpx_tests::nccl_messages::{receive_all, send_all};
 
-/// Sizes of messages, and how many are sent of each, one behind the other: more than a receiver's kernel takes where
-/// nobody reads.
+/// Sizes of messages, and how many are sent of each, one behind the other: more than a receiver's
+/// kernel takes where nobody reads.
 const MESSAGES: [(usize, usize); 6] = [
     (1, 1000),
     (4096, 200),
@@ -78,7 +78,8 @@ fn peers_get_all(test: &str, part: &str, lanes: (&str, &str)) {
                 leave_handle(&file, &handle);
                 let receive = accepted(&*table, listen);
                 let start = Instant::now();
-                // The sender is done with what it need not wait for, and gone, when the rest is read.
+                // The sender is done with what it need not wait for, and gone, when the rest is
+                // read.
                 receive_all(&*table, receive, (size, messages), |number| {
                     number < messages / 2 || start.elapsed() >= LATE
                 });

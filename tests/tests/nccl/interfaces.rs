@@ -1,4 +1,5 @@
-//! Our plugin file between two hosts that have several networks in common, or one that is odd. Needs root.
+//! Our plugin file between two hosts that have several networks in common, or one that is odd.
+//! Needs root.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails its test")]
 
@@ -38,8 +39,8 @@ fn connect() {
     assert_eq!(table.close_send(send), 0);
 }
 
-/// NCCL may pair devices of different networks. Many hosts drop a packet that does not come over the
-/// interface where they would send its answer.
+/// NCCL may pair devices of different networks. Many hosts drop a packet that does not come over
+/// the interface where they would send its answer.
 #[test]
 fn a_strict_host_is_reached_over_the_routes() {
     const TEST: &str = "a_strict_host_is_reached_over_the_routes";
@@ -125,7 +126,8 @@ fn a_device_sends_by_its_card_beside_a_like_network() {
     }
 }
 
-/// A message from one to the other of two hosts, which are made so, by ranks that prepare so, with these variables.
+/// A message from one to the other of two hosts, which are made so, by ranks that prepare so, with
+/// these variables.
 fn meets(
     (test, name): (&str, &str),
     change: impl Fn(&Hosts) -> anyhow::Result<()>,
@@ -174,7 +176,8 @@ fn confine() {
         (c"/", ptr::null(), libc::MS_REC | libc::MS_PRIVATE),
         (c"/proc", c"tmpfs".as_ptr(), 0),
     ];
-    // SAFETY: mounts of this thread alone, with texts that end; then capset's third version, whose sets are all empty.
+    // SAFETY: mounts of this thread alone, with texts that end; then capset's third version, whose
+    // sets are all empty.
     unsafe {
         assert_eq!(libc::unshare(libc::CLONE_NEWNS), 0);
         for (place, kind, flags) in hidden {

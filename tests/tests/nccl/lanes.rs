@@ -18,8 +18,8 @@ use tcpx_tests::support::limit;
 /// Connections to a door of a comm with two lanes: each lane is a pair, and so is the comm's own.
 const TWO_LANES: u32 = 3 * PAIR;
 
-/// Waits until this process has so many threads of the plugin: one that has begun names itself a moment later, and one that was
-/// joined is listed a moment longer.
+/// Waits until this process has so many threads of the plugin: one that has begun names itself a
+/// moment later, and one that was joined is listed a moment longer.
 fn until_threads(count: usize) {
     let listed = || {
         std::fs::read_dir("/proc/self/task")
@@ -73,7 +73,8 @@ fn the_file_stays_mapped_after_it_was_closed() {
             }
             let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
             assert!(maps.contains(path.to_str().unwrap()), "it was unmapped");
-            // And it works as before, for comms that are there and as for a communicator made again.
+            // And it works as before, for comms that are there and as for a communicator made
+            // again.
             open.warm();
             let again = Link::new(&*table, context);
             again.warm();
@@ -84,7 +85,8 @@ fn the_file_stays_mapped_after_it_was_closed() {
     });
 }
 
-/// A host that is gone says nothing: the system finds out on each connection, also on one that rests.
+/// A host that is gone says nothing: the system finds out on each connection, also on one that
+/// rests.
 #[test]
 fn every_connection_of_a_comm_is_kept_alive() {
     child::run(&[LOOPBACK, LANES], || {
@@ -404,8 +406,8 @@ fn lanes_reset_again_cost_no_byte_of_device_memory() {
     });
 }
 
-/// Sends messages one after the other from one buffer, each overwritten as soon as its send is done, then closes
-/// the sender at once; gives what was received.
+/// Sends messages one after the other from one buffer, each overwritten as soon as its send is
+/// done, then closes the sender at once; gives what was received.
 fn overwritten(
     link: &Link<'_>,
     messages: &[Vec<u8>],

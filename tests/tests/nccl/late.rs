@@ -1,5 +1,5 @@
-//! Receivers that post late, behind links that work or are down meanwhile: what a sender was told is sent arrives, and
-//! the comm goes on.
+//! Receivers that post late, behind links that work or are down meanwhile: what a sender was told
+//! is sent arrives, and the comm goes on.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at what it does not expect")]
 
@@ -16,7 +16,8 @@ use tcpx_tests::nccl_link::{
 use tcpx_tests::nccl_messages::{receive_all, send_all};
 use tcpx_tests::nccl_part::{Calls, Opaque};
 
-/// Longer than a lane may stall while its peer is heard, so that silence alone would be taken for a broken way.
+/// Longer than a lane may stall while its peer is heard, so that silence alone would be taken for a
+/// broken way.
 const LATE: Duration = Duration::from_secs(5);
 
 /// Sizes of messages, on both sides of each limit, and how many of each are sent.
@@ -32,7 +33,8 @@ const MESSAGES: [(usize, usize); 9] = [
     (16 * MIB, 1),
 ];
 
-/// Messages of one size from one comm to another, each from memory that is overwritten once its send is done.
+/// Messages of one size from one comm to another, each from memory that is overwritten once its
+/// send is done.
 struct Stream<'a> {
     link: Link<'a>,
     size: usize,
@@ -143,7 +145,8 @@ impl std::fmt::Display for Stream<'_> {
     }
 }
 
-/// Everything is sent, as far as it can be, to receivers that post nothing for so long and then all.
+/// Everything is sent, as far as it can be, to receivers that post nothing for so long and then
+/// all.
 fn is_late(late: Duration, tables: &[(Box<dyn Calls>, Opaque)]) {
     let mut streams: Vec<_> = tables
         .iter()
@@ -272,7 +275,8 @@ fn folder() -> PathBuf {
     std::env::var_os(FOLDER).unwrap().into()
 }
 
-/// Each case has a comm and a thread of its own: how many messages of what size, and whether their receiver is late.
+/// Each case has a comm and a thread of its own: how many messages of what size, and whether their
+/// receiver is late.
 fn in_each_case(end: impl Fn(&dyn Calls, Opaque, usize, (usize, usize), bool) + Sync) {
     let (_, context) = started(12);
     let context = context as usize;

@@ -1,4 +1,5 @@
-//! What our plugin file says through the logger of its host: what it chose and why, and why a call failed.
+//! What our plugin file says through the logger of its host: what it chose and why, and why a call
+//! failed.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails its test")]
 
@@ -172,7 +173,8 @@ fn exchange(folder: &Path) {
 /// Longest time that the survivor may take to hear of it, on a busy host.
 const SOON: Duration = Duration::from_secs(20);
 
-/// A peer is killed amid messages both ways; both comms of the survivor fail soon, and its log says why.
+/// A peer is killed amid messages both ways; both comms of the survivor fail soon, and its log says
+/// why.
 fn killed(test: &str, peer: &str, lanes: (&str, &str)) {
     if child::is_child(peer) {
         return exchange(Path::new(&std::env::var("TCPX_TEST_FILE").unwrap()));
@@ -255,7 +257,8 @@ fn a_killed_peer_ends_both_ways_soon_without_lanes() {
     );
 }
 
-/// Messages to a peer that takes them, from when they flow until the log says for this reason that none moves any more.
+/// Messages to a peer that takes them, from when they flow until the log says for this reason that
+/// none moves any more.
 fn sends_until_told() {
     set_log_sink(keep, LogLevel::Warn);
     let plugin = Plugin::load(LoadOptions::new(plugin_file::path())).unwrap();

@@ -1,5 +1,6 @@
-//! Our plugin file as NCCL uses it. One program: each of its own would link everything again. Each test runs in a process
-//! of its own ([`tcpx_tests::child`]), as the plugin's variables and threads are the process's.
+//! Our plugin file as NCCL uses it. One program: each of its own would link everything again. Each
+//! test runs in a process of its own ([`tcpx_tests::child`]), as the plugin's variables and threads
+//! are the process's.
 
 mod comms;
 mod exits;

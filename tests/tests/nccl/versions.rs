@@ -29,8 +29,8 @@ fn sender() {
     assert_eq!(table.close_send(send), 0);
 }
 
-/// What a rank runs: a plugin file, that of this tree if it is empty, and the versions that it says it speaks, those of its
-/// release if that is.
+/// What a rank runs: a plugin file, that of this tree if it is empty, and the versions that it says
+/// it speaks, those of its release if that is.
 type Rank<'a> = (&'a str, &'a str);
 
 fn variables<'a>((plugin, protocols): Rank<'a>) -> Vec<(&'static str, &'a str)> {

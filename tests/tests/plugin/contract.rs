@@ -1,5 +1,5 @@
-//! The safe host API over the double of Google's plugin, call by call. Processes of their own: comms of other tests,
-//! which may still be closing, would be counted.
+//! The safe host API over the double of Google's plugin, call by call. Processes of their own:
+//! comms of other tests, which may still be closing, would be counted.
 
 use std::collections::VecDeque;
 use std::ptr::{self, NonNull};
@@ -189,7 +189,8 @@ fn withheld_consumption_stalls_until_it_resumes() {
         });
         assert_eq!(double::stats().pool_low_water, 0);
         assert_eq!(asked, 16, "unconsumed receives keep their places");
-        // Messages that were whole when the pool ran dry are still reported, at least 16 pages each.
+        // Messages that were whole when the pool ran dry are still reported, at least 16 pages
+        // each.
         for _ in 0..4 {
             held.extend(receiver.test_head().unwrap());
         }

@@ -1,6 +1,7 @@
-//! GPU memory over the double of Google's plugin: it scatters payload over a pool in memory of the GPU, or in pinned
-//! memory that the GPU reads, and we unpack it. A CUDA driver in this process's memory takes the GPU's place. Processes of their own,
-//! as that driver and what the plugin was started for are the process's.
+//! GPU memory over the double of Google's plugin: it scatters payload over a pool in memory of the
+//! GPU, or in pinned memory that the GPU reads, and we unpack it. A CUDA driver in this process's
+//! memory takes the GPU's place. Processes of their own, as that driver and what the plugin was
+//! started for are the process's.
 
 use std::sync::Arc;
 

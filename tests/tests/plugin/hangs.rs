@@ -236,8 +236,8 @@ fn memory_stays_held_while_the_close_that_gives_it_back_hangs() {
 #[test]
 fn a_network_that_panics_ends_its_connection_and_no_other() {
     let tcp = || Arc::new(tcpx::TcpNetwork::default());
-    // Patient: printing where a panic came from takes seconds on a busy machine, and is no hang. Both kinds
-    // share the engine's thread with the connection that must live on.
+    // Patient: printing where a panic came from takes seconds on a busy machine, and is no hang.
+    // Both kinds share the engine's thread with the connection that must live on.
     let (server, client) = Listening::new(tcp(), patient, patient).connect();
     for times in [1, 100] {
         let panicking = Panicking::after_receives(tcp(), 2, times);

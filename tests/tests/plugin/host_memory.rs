@@ -1,5 +1,5 @@
-//! Host memory through a plugin with a device queue, in place. Processes of their own: a plugin is started once, for one kind
-//! of memory.
+//! Host memory through a plugin with a device queue, in place. Processes of their own: a plugin is
+//! started once, for one kind of memory.
 
 use std::time::Duration;
 

@@ -1,5 +1,6 @@
-//! The engine over plugins in this process: Google's double, ones with odd habits, and ones that fail. One program: each of its
-//! own would link everything again. Tests of the double take turns ([`tcpx_tests::double::serial`]).
+//! The engine over plugins in this process: Google's double, ones with odd habits, and ones that
+//! fail. One program: each of its own would link everything again. Tests of the double take turns
+//! ([`tcpx_tests::double::serial`]).
 #![expect(clippy::unwrap_used, reason = "helpers fail the test that calls them")]
 
 mod cancels;

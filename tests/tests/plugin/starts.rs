@@ -1,4 +1,5 @@
-//! A plugin that fails or hangs from its constructor to its first properties: a typed error in time.
+//! A plugin that fails or hangs from its constructor to its first properties: a typed error in
+//! time.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

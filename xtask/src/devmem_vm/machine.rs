@@ -13,7 +13,8 @@ use super::console::{Checked, Ending, checked, ending, indented, last_lines};
 
 /// The emulator's life is looked at this often.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Times that a machine is started whose kernel dies before the script starts: the emulator's own fault.
+/// Times that a machine is started whose kernel dies before the script starts: the emulator's own
+/// fault.
 const STARTS: u32 = 3;
 /// Programs of the packages that scripts use, besides busybox.
 const TOOLS: [&str; 2] = ["usr/bin/ip", "usr/sbin/ethtool"];
@@ -74,7 +75,8 @@ impl Machine {
         bail!("the machine was never started")
     }
 
-    /// The machine's first files, as an archive that its kernel unpacks into memory. All can be executed.
+    /// The machine's first files, as an archive that its kernel unpacks into memory. All can be
+    /// executed.
     fn pack(&self, script: &Path, programs: &[PathBuf], to: &Path) -> Result<()> {
         let folder = to.with_extension("files");
         if folder.exists() {
@@ -165,7 +167,8 @@ impl Machine {
             .arg(files)
             .args([
                 "-append",
-                // The kernel measures itself by the host's clock: a stall here is a host that is busy.
+                // The kernel measures itself by the host's clock: a stall here is a host that is
+                // busy.
                 "console=ttyS0 panic=-1 quiet nokaslr mitigations=off nowatchdog \
                  rcupdate.rcu_cpu_stall_suppress=1",
             ])

@@ -99,8 +99,8 @@ fn is_it(package: &Package, file: &Path) -> bool {
     })
 }
 
-/// The driver, built inside the packages' files. The inner error says why nothing can be built here at
-/// all; a driver that does not compile is a failure.
+/// The driver, built inside the packages' files. The inner error says why nothing can be built here
+/// at all; a driver that does not compile is a failure.
 pub(super) fn module(
     pins: &Pins,
     tree: &Path,

@@ -144,8 +144,8 @@ fn rpm(dist: &Dist, package: &Path, work: &Path) -> Result<bool> {
     dist.processor.try_program(&root.join("usr/bin/tcpx"))
 }
 
-/// Compiles the example `put_get.c` against the installed header and library, as pkg-config names them; `false` on a host
-/// without a compiler or pkg-config.
+/// Compiles the example `put_get.c` against the installed header and library, as pkg-config names
+/// them; `false` on a host without a compiler or pkg-config.
 fn c_program(
     examples: &Path,
     description: &Path,

@@ -1,4 +1,5 @@
-//! Whether the `Containerfile` makes an image in which the program runs, confined as `deploy/` confines it.
+//! Whether the `Containerfile` makes an image in which the program runs, confined as `deploy/`
+//! confines it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +12,8 @@ use crate::workspace::{read, run};
 
 const BASE: &str = "localhost/tcpx-base";
 const IMAGE: &str = "localhost/tcpx";
-/// What `deploy/compose.yaml` gives a container. Without a number Podman asks for more processes than some hosts allow.
+/// What `deploy/compose.yaml` gives a container. Without a number Podman asks for more processes
+/// than some hosts allow.
 const CONFINED: [&str; 10] = [
     "--read-only",
     "--user=65532:65532",
@@ -25,8 +27,9 @@ const CONFINED: [&str; 10] = [
     "--network=none",
 ];
 
-/// Builds an image out of the folder that was laid out, upon the C library of this host, as other images are not to be
-/// had everywhere; the program runs in it while it is built, and confined then. What this host cannot do is told.
+/// Builds an image out of the folder that was laid out, upon the C library of this host, as other
+/// images are not to be had everywhere; the program runs in it while it is built, and confined
+/// then. What this host cannot do is told.
 pub(super) fn check(dist: &Dist) -> Result<()> {
     let (folder, work) = (dist.folder(), dist.target.join("image"));
     if !dist.processor.is_host() {

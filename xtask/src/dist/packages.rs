@@ -11,8 +11,8 @@ use super::{
 };
 use crate::workspace::run;
 
-/// Files of the folder and where they lie on a host, apart from the library, pages and completions. The program
-/// finds its plugin beside itself.
+/// Files of the folder and where they lie on a host, apart from the library, pages and completions.
+/// The program finds its plugin beside itself.
 const PLACES: [(&str, &str); 11] = [
     ("tcpx", "usr/lib/tcpx"),
     ("libnccl-net-tcpx.so", "usr/lib/tcpx"),

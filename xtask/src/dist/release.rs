@@ -1,4 +1,5 @@
-//! What goes beside the packages of a release: the list of what was built in, and everybody's checksum.
+//! What goes beside the packages of a release: the list of what was built in, and everybody's
+//! checksum.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -50,7 +51,8 @@ pub(super) fn bill_of_materials(dist: &Dist) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// One entry for each crate of `cargo tree`'s lines `NAME vVERSION ...<tab>LICENCE`, but for the workspace's own.
+/// One entry for each crate of `cargo tree`'s lines `NAME vVERSION ...<tab>LICENCE`, but for the
+/// workspace's own.
 fn components(tree: &str, checksums: &BTreeMap<(String, String), String>) -> Vec<Value> {
     let crates: BTreeSet<(&str, &str, &str)> = tree
         .lines()

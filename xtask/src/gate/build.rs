@@ -85,8 +85,8 @@ pub(crate) fn worktree(root: &Path, named: &str, folder: &Path) -> Result<(PathB
 
 fn of_commit(root: &Path, base: &str) -> Result<Build> {
     let (tree, commit) = worktree(root, base, &root.join("target/gate"))?;
-    // Both contenders are driven alike: the driver of this tree, which is a member of any workspace that has
-    // `crates/*`, and uses public interfaces alone.
+    // Both contenders are driven alike: the driver of this tree, which is a member of any workspace
+    // that has `crates/*`, and uses public interfaces alone.
     let crates = tree.join("crates");
     let driver = crates.join("tcpx-bench");
     if driver.exists() {

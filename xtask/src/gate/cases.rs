@@ -6,8 +6,8 @@ use serde_json::{Map, Value, json};
 
 use tcpx_bench::process::Metric::{self, Cpu, Descriptors, Memory, P50, P99, Rate};
 
-/// Its name, its unit, whether more is better, and the least ratio of this tree to BASE, as good is better: few samples
-/// decide a 99th percentile.
+/// Its name, its unit, whether more is better, and the least ratio of this tree to BASE, as good is
+/// better: few samples decide a 99th percentile.
 pub(super) const fn judged(metric: Metric) -> (&'static str, &'static str, bool, f64) {
     match metric {
         P50 => ("p50", "us", false, 0.95),
@@ -35,7 +35,8 @@ pub(super) struct Case {
     what: Map<String, Value>,
     #[serde(default)]
     link: Map<String, Value>,
-    /// Lanes that the plugin is to have; else what it has on this host by itself, which on a small one is none.
+    /// Lanes that the plugin is to have; else what it has on this host by itself, which on a small
+    /// one is none.
     lanes: Option<u8>,
     /// It may as well move memory of GPUs.
     #[serde(default)]
@@ -58,8 +59,8 @@ impl Case {
         request.into()
     }
 
-    /// Whether it is about memory that is sent by reference to its pages, which peers of one host are else given a copy
-    /// of.
+    /// Whether it is about memory that is sent by reference to its pages, which peers of one host
+    /// are else given a copy of.
     pub(super) fn lends(&self) -> bool {
         ["staged", "gpus"]
             .iter()

@@ -45,8 +45,8 @@ impl Nvrtc {
         })
     }
 
-    /// Compiles one source with its headers, each a name and a text: to PTX for a virtual architecture, else to machine
-    /// code.
+    /// Compiles one source with its headers, each a name and a text: to PTX for a virtual
+    /// architecture, else to machine code.
     pub(crate) fn compile(
         &self,
         source: &(&str, String),

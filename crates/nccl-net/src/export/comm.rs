@@ -108,8 +108,8 @@ impl<P: NetPlugin> CommBox<P> {
         Ok(unsafe { comm.as_ref() })
     }
 
-    /// Takes back from the host a comm that `check` accepts; `None` for one that a fork copied: only the
-    /// parent may end it, so the copy stays.
+    /// Takes back from the host a comm that `check` accepts; `None` for one that a fork copied:
+    /// only the parent may end it, so the copy stays.
     ///
     /// # Safety
     /// As for [`Self::from_ptr`], and the host does not use the comm or its requests again.

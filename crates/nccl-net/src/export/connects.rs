@@ -9,8 +9,8 @@ use super::error::NetError;
 
 /// Connects that may be in progress at once.
 const MOST: usize = 16_384;
-/// A host polls without a pause, and has no call to give a connect up: one that nobody polled for so
-/// long belongs to a communicator that was aborted.
+/// A host polls without a pause, and has no call to give a connect up: one that nobody polled for
+/// so long belongs to a communicator that was aborted.
 const ABANDONED: Duration = Duration::from_secs(600);
 
 /// The connects, by tokens.

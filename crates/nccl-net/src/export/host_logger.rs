@@ -24,10 +24,10 @@ impl HostLogger {
         Self(logger)
     }
 
-    /// Logs one line. `message` may hold anything: it is passed as an argument of `%s`, never as
-    /// a format, and is cut at its first NUL. A warning is for every subsystem, as NCCL's own are: the
-    /// host drops lines of subsystems that its user did not ask for, and networks are none of those that
-    /// NCCL shows by itself.
+    /// Logs one line. `message` may hold anything: it is passed as an argument of `%s`, never as a
+    /// format, and is cut at its first NUL. A warning is for every subsystem, as NCCL's own are:
+    /// the host drops lines of subsystems that its user did not ask for, and networks are none of
+    /// those that NCCL shows by itself.
     pub fn log(self, level: c_int, subsystem: c_ulong, file: &CStr, line: u32, message: &str) {
         let Some(logger) = self.0 else { return };
         let text = message.split('\0').next().unwrap_or_default();

@@ -7,10 +7,10 @@
 //! ```
 //!
 //! What the C side gets is decided here, once: no entry unwinds into the host (a panic becomes
-//! `ncclInternalError`), pointers are checked for NULL, `*request` and `*done` are always
-//! written, property strings live for ever, a panic-free answer exists for every misuse that can
-//! be seen, and comms that a fork copied are refused in the child. What cannot be checked is the host's promise: that its non-NULL pointers are good and
-//! that a comm is not used after its close.
+//! `ncclInternalError`), pointers are checked for NULL, `*request` and `*done` are always written,
+//! property strings live for ever, a panic-free answer exists for every misuse that can be seen,
+//! and comms that a fork copied are refused in the child. What cannot be checked is the host's
+//! promise: that its non-NULL pointers are good and that a comm is not used after its close.
 
 mod cell;
 mod comm;

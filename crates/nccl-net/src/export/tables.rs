@@ -40,8 +40,8 @@ entries! {
     Irecv { IrecvV5 = transfer::irecv_v5, IrecvV9 = transfer::irecv_v9, IrecvV10 = transfer::irecv_v10 }
 }
 
-/// Exports a type that implements [`NetPlugin`](crate::export::NetPlugin) from a `cdylib`: each symbol that is named is
-/// that [table](crate::tables).
+/// Exports a type that implements [`NetPlugin`](crate::export::NetPlugin) from a `cdylib`: each
+/// symbol that is named is that [table](crate::tables).
 #[macro_export]
 macro_rules! export_plugin {
     ($plugin:ty: $($symbol:ident: $table:ident),+ $(,)?) => {

@@ -54,7 +54,8 @@ impl Selection {
     /// All of them, oldest first.
     pub(super) const ALL: [Self; 3] = [Self::UpTo2_28, Self::UpTo2_30, Self::From2_31];
 
-    /// What is taken of a table that was `offered`, once a tuner has `left` it; the first of several equal ones.
+    /// What is taken of a table that was `offered`, once a tuner has `left` it; the first of
+    /// several equal ones.
     pub(super) fn choose(self, offered: &Costs, left: &Costs) -> Option<CostPlace> {
         let (is_candidate, limit): (fn(f32, f32) -> bool, f32) = match self {
             Self::UpTo2_28 => (|_, left| left >= 0.0, 3.6e9),
@@ -77,8 +78,9 @@ impl Selection {
     }
 }
 
-/// A table like NCCL's for a collective of `bytes` between two hosts with one GPU each: latency, and bytes at a rate.
-/// Trees are quicker for few bytes, rings for many; LL moves every byte twice; what needs switches or NVLink cannot be taken.
+/// A table like NCCL's for a collective of `bytes` between two hosts with one GPU each: latency,
+/// and bytes at a rate. Trees are quicker for few bytes, rings for many; LL moves every byte twice;
+/// what needs switches or NVLink cannot be taken.
 pub(super) fn usual_costs(bytes: usize) -> Costs {
     let ways: [(usize, [(f32, f32); 3]); 2] = [
         (0, [(28.0, 2.2e3), (56.0, 8.0e3), (60.0, 9.0e3)]),

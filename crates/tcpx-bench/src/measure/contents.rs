@@ -20,7 +20,8 @@ pub fn fill(region: &Region, bytes: u64, pattern: Pattern) -> Result<(), Error> 
     })
 }
 
-/// Writes a value that is no payload over the whole region, so that a byte that never arrives is seen.
+/// Writes a value that is no payload over the whole region, so that a byte that never arrives is
+/// seen.
 ///
 /// # Errors
 /// The memory cannot be written.

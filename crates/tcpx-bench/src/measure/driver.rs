@@ -1,8 +1,9 @@
 //! The driver of `cargo xtask gate`: two processes that run cases of speed on command.
 //!
-//! `tcpx-bench run PLUGIN_FILE` starts `tcpx-bench serve PLUGIN_FILE` as its other end, reads one case a line (JSON) from its standard input,
-//! runs it with the other end, and answers with one line of JSON. It uses public interfaces only, so that the same
-//! source builds against earlier commits.
+//! `tcpx-bench run PLUGIN_FILE` starts `tcpx-bench serve PLUGIN_FILE` as its other end, reads one
+//! case a line (JSON) from its standard input, runs it with the other end, and answers with one
+//! line of JSON. It uses public interfaces only, so that the same source builds against earlier
+//! commits.
 
 use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -48,8 +49,8 @@ enum What {
     Run(Run),
     /// The same beside processes that only take time from a core.
     Busy(Run),
-    /// So many connections, made one after the other, that nobody uses: how long one takes, and what both ends then
-    /// have for each.
+    /// So many connections, made one after the other, that nobody uses: how long one takes, and
+    /// what both ends then have for each.
     Connections(usize),
     /// Messages through the tables of an NCCL plugin, of so many comms at once.
     Plugin(Run, usize),

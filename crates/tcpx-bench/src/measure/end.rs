@@ -10,7 +10,8 @@ use crate::orders::{Mode, Run};
 use crate::pattern::Pattern;
 use crate::{Error, contents};
 
-/// First tag of what the measuring end sends, and of what comes back. Threads have ranges of their own.
+/// First tag of what the measuring end sends, and of what comes back. Threads have ranges of their
+/// own.
 const THERE: u64 = 1 << 20;
 const BACK: u64 = 2 << 20;
 const TAGS_OF_A_THREAD: u64 = 1 << 10;
@@ -30,8 +31,8 @@ pub fn depth(bytes: u64, asked: u16) -> u16 {
 /// Makes a region of so many bytes.
 pub type Allocate<'a> = &'a (dyn Fn(u64) -> Result<Region, Error> + Sync);
 
-/// Memory of one end: something to send and somewhere to receive, each for the whole depth of each thread. It is kept
-/// while the sizes stay.
+/// Memory of one end: something to send and somewhere to receive, each for the whole depth of each
+/// thread. It is kept while the sizes stay.
 #[derive(Debug, Default)]
 pub struct Buffers {
     sizes: (u64, u64),
@@ -60,7 +61,8 @@ impl Buffers {
     }
 }
 
-/// Receives that are posted at a time: one more than messages are in flight, so that there always is one.
+/// Receives that are posted at a time: one more than messages are in flight, so that there always
+/// is one.
 fn posted(run: &Run) -> usize {
     usize::from(depth(run.receives_of(), run.depth.saturating_add(1))).max(2)
 }
@@ -86,7 +88,8 @@ pub(crate) struct End<'a> {
     pub(crate) measures: bool,
 }
 
-/// What one thread does in one direction: it receives what was posted and what follows, or else sends.
+/// What one thread does in one direction: it receives what was posted and what follows, or else
+/// sends.
 struct Job {
     thread: usize,
     posted: Option<VecDeque<Transfer>>,
@@ -141,8 +144,8 @@ impl End<'_> {
         Ok(())
     }
 
-    /// The part of one end in sends and receives. `ready` returns once the other end is ready too, or tells it that
-    /// this one is: what it receives into is there then.
+    /// The part of one end in sends and receives. `ready` returns once the other end is ready too,
+    /// or tells it that this one is: what it receives into is there then.
     pub(crate) fn take_part(
         &self,
         ready: impl FnOnce() -> Result<(), Error>,

@@ -1,4 +1,5 @@
-//! The measuring end of a connection: gives orders, does its own part, and takes the other end's costs.
+//! The measuring end of a connection: gives orders, does its own part, and takes the other end's
+//! costs.
 
 use std::time::Duration;
 
@@ -115,8 +116,8 @@ impl<'a> Meter<'a> {
         }
     }
 
-    /// Has fresh contents cross into poisoned memory, in both directions where both ends move them; every byte is
-    /// compared.
+    /// Has fresh contents cross into poisoned memory, in both directions where both ends move them;
+    /// every byte is compared.
     ///
     /// # Errors
     /// A byte that differs, or why nothing crossed.
@@ -186,7 +187,8 @@ impl<'a> Meter<'a> {
         warm_up(run, span, |run| self.run(run, span))
     }
 
-    /// Time for the other end to make, fill or compare memory: 100 MB/s is slow enough for any host.
+    /// Time for the other end to make, fill or compare memory: 100 MB/s is slow enough for any
+    /// host.
     pub(crate) fn patience(&self, run: &Run, span: Duration) -> Duration {
         let bytes = run.receives_of().saturating_mul(u64::from(run.depth) * 4);
         self.limit + span * 4 + Duration::from_secs(bytes / 100_000_000)

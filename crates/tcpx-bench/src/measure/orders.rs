@@ -1,4 +1,5 @@
-//! What the measuring end asks of the other, and what that answers: JSON over whatever joins the two.
+//! What the measuring end asks of the other, and what that answers: JSON over whatever joins the
+//! two.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -75,9 +76,11 @@ pub struct Run {
     pub more_tags: u64,
     /// Threads that do the same, beyond the first.
     pub more_threads: u16,
-    /// A put or get moves pieces of so many bytes, in any order, that a batch lists once for all messages; 0: whole.
+    /// A put or get moves pieces of so many bytes, in any order, that a batch lists once for all
+    /// messages; 0: whole.
     pub piece: u64,
-    /// Fresh contents, made from this number, cross into poisoned memory, and every byte is compared.
+    /// Fresh contents, made from this number, cross into poisoned memory, and every byte is
+    /// compared.
     pub seed: Option<u64>,
 }
 
@@ -99,7 +102,8 @@ impl Run {
         self.room.max(self.bytes)
     }
 
-    /// Whether an end sends, and whether it receives; the measuring one begins where messages go there and back.
+    /// Whether an end sends, and whether it receives; the measuring one begins where messages go
+    /// there and back.
     pub(crate) fn directions(&self, measures: bool) -> (bool, bool) {
         match self.mode {
             Mode::One | Mode::Latency => (measures, !measures),
@@ -155,8 +159,8 @@ pub(crate) enum Order {
     Over,
     /// No more. [`Answer::Done`].
     End,
-    /// A driver's own, as all below: listen for connections like this, [`Answer::At`]; orders are about the first one from
-    /// now on. [`Answer::Done`] when it is there.
+    /// A driver's own, as all below: listen for connections like this, [`Answer::At`]; orders are
+    /// about the first one from now on. [`Answer::Done`] when it is there.
     Listen { link: Link, key: String },
     /// Accept so many more, and keep them. [`Answer::Done`] when they are there.
     Keep { count: usize },
@@ -166,7 +170,8 @@ pub(crate) enum Order {
     Has,
     /// Listen for so many pairs of comms of an NCCL plugin. [`Answer::Handles`].
     Comms { count: usize },
-    /// Accept them with so much memory each, and connect back through these handles. [`Answer::Done`].
+    /// Accept them with so much memory each, and connect back through these handles.
+    /// [`Answer::Done`].
     Connect { back: Vec<Vec<u8>>, bytes: usize },
     /// Take part in messages through the plugin. [`Answer::Done`].
     Through { run: Run },

@@ -1,6 +1,8 @@
-//! Contents that two processes can make from one number, so that every byte can be compared at the far end.
+//! Contents that two processes can make from one number, so that every byte can be compared at the
+//! far end.
 
-/// Weyl step of the generator; words are a mix of `seed + step * index`, so any range can be made alone.
+/// Weyl step of the generator; words are a mix of `seed + step * index`, so any range can be made
+/// alone.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// A reproducible stream of bytes.

@@ -62,7 +62,8 @@ impl Share {
     }
 }
 
-/// Measures plain loops over so many streams, both ends in this process, a thread for each end of each direction.
+/// Measures plain loops over so many streams, both ends in this process, a thread for each end of
+/// each direction.
 pub(crate) fn measure(
     run: &Run,
     streams: u16,

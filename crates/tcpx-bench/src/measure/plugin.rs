@@ -1,5 +1,5 @@
-//! Messages through the table of an NCCL plugin file, driven as NCCL drives it: each end polls its requests in one
-//! thread.
+//! Messages through the table of an NCCL plugin file, driven as NCCL drives it: each end polls its
+//! requests in one thread.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -182,8 +182,8 @@ impl Comms {
         Ok(())
     }
 
-    /// One end's part: messages to the other end one way, or one there and one back. The time of each half of a round
-    /// trip where this end measures.
+    /// One end's part: messages to the other end one way, or one there and one back. The time of
+    /// each half of a round trip where this end measures.
     pub(crate) fn take_part(&mut self, run: &Run, measures: bool) -> Result<Part, Error> {
         let bytes = usize::try_from(run.bytes).unwrap_or(usize::MAX);
         timed(|| {

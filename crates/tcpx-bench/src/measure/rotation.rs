@@ -71,7 +71,8 @@ pub fn title(run: &Run) -> String {
 }
 
 impl Plan {
-    /// Who is measured in this case. iperf3 knows no messages: it stands beside the deepest streaming.
+    /// Who is measured in this case. iperf3 knows no messages: it stands beside the deepest
+    /// streaming.
     fn contenders(&self, case: &Run) -> Vec<Contender> {
         let run = |(op, piece)| Run { op, piece, ..*case };
         let mut moved = Vec::new();
@@ -114,11 +115,12 @@ impl Plan {
         }
     }
 
-    /// Verifies every size, then measures. No figure is given for a size whose contents were not proven. `proven` hears
-    /// of each size.
+    /// Verifies every size, then measures. No figure is given for a size whose contents were not
+    /// proven. `proven` hears of each size.
     ///
     /// # Errors
-    /// Whatever tcpx, plain loops or iperf3 end with; another library that fails in a case is left out of it.
+    /// Whatever tcpx, plain loops or iperf3 end with; another library that fails in a case is left
+    /// out of it.
     pub fn measure(
         &mut self,
         meter: &mut Meter<'_>,
@@ -264,7 +266,8 @@ impl Turns<'_, '_> {
         }
     }
 
-    /// Figures of one contender over all rounds; ours say how they stand to the others' of the same rounds.
+    /// Figures of one contender over all rounds; ours say how they stand to the others' of the same
+    /// rounds.
     fn rows(&self, case: &Run, contender: &Contender, all: &[Contender]) -> Vec<Row> {
         let of = |contender: &Contender, metric| -> Vec<f64> {
             let rounds = contender.rounds.iter();

@@ -101,8 +101,8 @@ impl End<'_> {
     }
 }
 
-/// Where the pieces of a message begin, in the order of their batch: neighbours in it are far from each other, and
-/// no two distances alike.
+/// Where the pieces of a message begin, in the order of their batch: neighbours in it are far from
+/// each other, and no two distances alike.
 fn starts(bytes: u64, piece: u64) -> Vec<u64> {
     let mut starts: Vec<u64> = (0..bytes.div_ceil(piece)).map(|at| at * piece).collect();
     starts.sort_by_key(|start| {

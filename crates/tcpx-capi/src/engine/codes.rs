@@ -8,9 +8,9 @@ pub const TCPX_VERSION_MAJOR: c_int = 0;
 pub const TCPX_VERSION_MINOR: c_int = 2;
 /// The third one.
 pub const TCPX_VERSION_PATCH: c_int = 0;
-/// Number of the binary interface, which the library's file name ends with (libtcpx.so.0). New calls
-/// and new names for reserved fields leave it as it is; anything that a compiled program could notice
-/// changes it.
+/// Number of the binary interface, which the library's file name ends with (libtcpx.so.0). New
+/// calls and new names for reserved fields leave it as it is; anything that a compiled program
+/// could notice changes it.
 pub const TCPX_ABI: c_int = 0;
 
 const _: () = {
@@ -54,7 +54,8 @@ pub const TCPX_ERR_SYSTEM: c_int = -12;
 pub const TCPX_ERR_DEFECT: c_int = -13;
 /// An argument is NULL, out of range or too small; nothing was done.
 pub const TCPX_ERR_ARGUMENT: c_int = -32;
-/// A handle that libtcpx did not give out, of another kind, or one that has ended; nothing was done.
+/// A handle that libtcpx did not give out, of another kind, or one that has ended; nothing was
+/// done.
 pub const TCPX_ERR_HANDLE: c_int = -33;
 /// The call is not allowed now; nothing was done.
 pub const TCPX_ERR_USAGE: c_int = -34;

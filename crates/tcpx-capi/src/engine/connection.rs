@@ -152,8 +152,9 @@ pub unsafe extern "C" fn tcpx_connection_statistics(
     })
 }
 
-/// Makes all the progress that can be made now, without waiting, and says in `*more` whether there may be more to do at
-/// once (1 or 0). For connections with TCPX_PROGRESS_MANUAL; others need it not.
+/// Makes all the progress that can be made now, without waiting, and says in `*more` whether there
+/// may be more to do at once (1 or 0). For connections with TCPX_PROGRESS_MANUAL; others need it
+/// not.
 ///
 /// # Safety
 /// `more` is NULL or can be written.
@@ -171,9 +172,9 @@ pub unsafe extern "C" fn tcpx_connection_progress(
     })
 }
 
-/// A descriptor that is readable while tcpx_connection_progress finds something to do, for poll and epoll: make
-/// progress until there is no more, then wait. It is the connection's: neither read nor close it. Connections with
-/// TCPX_PROGRESS_MANUAL have one, until they end.
+/// A descriptor that is readable while tcpx_connection_progress finds something to do, for poll and
+/// epoll: make progress until there is no more, then wait. It is the connection's: neither read nor
+/// close it. Connections with TCPX_PROGRESS_MANUAL have one, until they end.
 ///
 /// # Safety
 /// `descriptor` is NULL or can be written.
@@ -192,10 +193,10 @@ pub unsafe extern "C" fn tcpx_connection_progress_descriptor(
     })
 }
 
-/// The peer's next notification, in the order in which they were completed: up to `room` bytes of it
-/// at `buffer`, and how many it has in `*bytes`. TCPX_AGAIN when there is none within `timeout_ms`.
-/// With too little room it is TCPX_ERR_ARGUMENT, and the notification stays the next one;
-/// TCPX_NOTIFICATION_MAX bytes are always enough.
+/// The peer's next notification, in the order in which they were completed: up to `room` bytes of
+/// it at `buffer`, and how many it has in `*bytes`. TCPX_AGAIN when there is none within
+/// `timeout_ms`. With too little room it is TCPX_ERR_ARGUMENT, and the notification stays the next
+/// one; TCPX_NOTIFICATION_MAX bytes are always enough.
 ///
 /// # Safety
 /// `buffer` is NULL or has `room` bytes; `bytes` is NULL or can be written.
@@ -234,9 +235,10 @@ pub unsafe extern "C" fn tcpx_notification(
     })
 }
 
-/// Closes a connection: running transfers are finished first, as long as that takes within `timeout_ms`, and the peer
-/// says goodbye too. Returns when both sides are done. What is left after `timeout_ms` ends then. 0 leaves all that to
-/// the library, which takes five seconds at most, and always succeeds.
+/// Closes a connection: running transfers are finished first, as long as that takes within
+/// `timeout_ms`, and the peer says goodbye too. Returns when both sides are done. What is left
+/// after `timeout_ms` ends then. 0 leaves all that to the library, which takes five seconds at
+/// most, and always succeeds.
 #[unsafe(no_mangle)]
 pub extern "C" fn tcpx_connection_close(
     connection: *mut tcpx_connection,

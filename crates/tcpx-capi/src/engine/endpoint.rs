@@ -23,8 +23,8 @@ pub(crate) struct Endpoint {
     key: Option<ClientKey>,
 }
 
-/// Makes a key, at most TCPX_KEY_MAX bytes with the NUL. For programs that hand a key to both sides; an
-/// endpoint without one makes its own.
+/// Makes a key, at most TCPX_KEY_MAX bytes with the NUL. For programs that hand a key to both
+/// sides; an endpoint without one makes its own.
 ///
 /// # Safety
 /// `buffer` is NULL or has `room` bytes; `needed_bytes` is NULL or can be written.
@@ -46,7 +46,8 @@ pub unsafe extern "C" fn tcpx_key_generate(
 /// Keep the endpoint as long as the connections that it accepted: lanes that died come back to it.
 ///
 /// # Safety
-/// `address` is NULL or a string; `options` is NULL or filled; `endpoint` is NULL or can be written.
+/// `address` is NULL or a string; `options` is NULL or filled; `endpoint` is NULL or can be
+/// written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tcpx_endpoint_listen(
     address: *const c_char,
@@ -101,8 +102,9 @@ pub unsafe extern "C" fn tcpx_endpoint_address(
     })
 }
 
-/// The client's key: what the connecting side puts into tcpx_options.key, at most TCPX_KEY_MAX bytes with
-/// the NUL. Whoever reads it can connect, and cannot listen with it. "" for an endpoint without a key.
+/// The client's key: what the connecting side puts into tcpx_options.key, at most TCPX_KEY_MAX
+/// bytes with the NUL. Whoever reads it can connect, and cannot listen with it. "" for an endpoint
+/// without a key.
 ///
 /// # Safety
 /// `buffer` is NULL or has `room` bytes; `needed_bytes` is NULL or can be written.
@@ -124,10 +126,10 @@ pub unsafe extern "C" fn tcpx_endpoint_key(
     })
 }
 
-/// Waits for the next connection with a peer; TCPX_AGAIN when there is none within `timeout_ms`. What is being set up
-/// then is for the next call.
-/// Peers that cannot prove themselves are turned away and do not end the wait. Any error but
-/// TCPX_ERR_HANDLE is about one peer: call it again. tcpx_endpoint_close ends a wait.
+/// Waits for the next connection with a peer; TCPX_AGAIN when there is none within `timeout_ms`.
+/// What is being set up then is for the next call. Peers that cannot prove themselves are turned
+/// away and do not end the wait. Any error but TCPX_ERR_HANDLE is about one peer: call it again.
+/// tcpx_endpoint_close ends a wait.
 ///
 /// # Safety
 /// `connection` is NULL or can be written.
@@ -156,12 +158,12 @@ pub unsafe extern "C" fn tcpx_endpoint_accept(
     })
 }
 
-/// How many were turned away until now, in `*count`: with another key or without one, strangers, lanes
-/// that nobody expected. And who was the last one, and why, in one line; "" without one.
+/// How many were turned away until now, in `*count`: with another key or without one, strangers,
+/// lanes that nobody expected. And who was the last one, and why, in one line; "" without one.
 ///
 /// # Safety
-/// `count` is NULL or can be written; `buffer` is NULL or has `room` bytes; `needed_bytes` is NULL or
-/// can be written.
+/// `count` is NULL or can be written; `buffer` is NULL or has `room` bytes; `needed_bytes` is NULL
+/// or can be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tcpx_endpoint_refusals(
     endpoint: *mut tcpx_endpoint,
@@ -224,7 +226,8 @@ pub extern "C" fn tcpx_endpoint_close(endpoint: *mut tcpx_endpoint) -> c_int {
 /// again.
 ///
 /// # Safety
-/// `address` is NULL or a string; `options` is NULL or filled; `connection` is NULL or can be written.
+/// `address` is NULL or a string; `options` is NULL or filled; `connection` is NULL or can be
+/// written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tcpx_connect(
     address: *const c_char,

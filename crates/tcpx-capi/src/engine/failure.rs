@@ -85,8 +85,8 @@ const fn engine_code(code: c_int) -> c_int {
     }
 }
 
-/// A fork's child has copies of locks that may be held, and none of the threads that would let go of
-/// them: it is told so before it touches any.
+/// A fork's child has copies of locks that may be held, and none of the threads that would let go
+/// of them: it is told so before it touches any.
 fn check_process() -> Outcome<()> {
     /// No process has used the library yet.
     const NOBODY: u32 = u32::MAX;

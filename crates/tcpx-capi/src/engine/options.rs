@@ -107,7 +107,8 @@ fn deadlines(timeout_ms: u32, stall_ms: u32) -> Option<Deadlines> {
     match (timeout_ms, stall_ms) {
         (0, 0) => None,
         (total, 0) => Some(Deadlines {
-            // The time in all is what the caller has set; a shorter limit of ours must not end it before.
+            // The time in all is what the caller has set; a shorter limit of ours must not end it
+            // before.
             stall: duration(total),
             total: Some(duration(total)),
         }),
@@ -146,8 +147,8 @@ pub(super) struct TransferOptions<'a> {
 
 impl TransferOptions<'_> {
     /// # Safety
-    /// `options` is NULL or points to a filled structure whose notification can be read, and whose stream or event is
-    /// one, as [`After::stream`] and [`After::event`] say.
+    /// `options` is NULL or points to a filled structure whose notification can be read, and whose
+    /// stream or event is one, as [`After::stream`] and [`After::event`] say.
     pub(super) unsafe fn new(options: *const tcpx_transfer_options) -> Outcome<Self> {
         // SAFETY: the caller's promise.
         let Some(given) = (unsafe { options.as_ref() }) else {

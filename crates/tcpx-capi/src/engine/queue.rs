@@ -33,8 +33,8 @@ pub unsafe extern "C" fn tcpx_queue_new(queue: *mut *mut tcpx_queue) -> c_int {
     })
 }
 
-/// A descriptor that is readable while completions wait in the queue, for poll() and epoll. It belongs
-/// to the queue: do not read or close it.
+/// A descriptor that is readable while completions wait in the queue, for poll() and epoll. It
+/// belongs to the queue: do not read or close it.
 ///
 /// # Safety
 /// `descriptor` is NULL or can be written.
@@ -52,9 +52,9 @@ pub unsafe extern "C" fn tcpx_queue_descriptor(
     })
 }
 
-/// Takes at most `room` completions, oldest first, and says in `*count` how many. Without one it waits
-/// at most `timeout_ms`; then `*count` is 0, which is no error. The text of a failure is that of
-/// tcpx_transfer_wait on the transfer, if its handle was kept.
+/// Takes at most `room` completions, oldest first, and says in `*count` how many. Without one it
+/// waits at most `timeout_ms`; then `*count` is 0, which is no error. The text of a failure is that
+/// of tcpx_transfer_wait on the transfer, if its handle was kept.
 ///
 /// # Safety
 /// `entries` has `room` elements; `count` is NULL or can be written.

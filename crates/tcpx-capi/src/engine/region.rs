@@ -65,18 +65,19 @@ pub unsafe extern "C" fn tcpx_region_cuda(
 }
 
 /// Makes a region of `bytes` bytes at `data` that the program has allocated: host memory
-/// (TCPX_MEMORY_HOST, `device` is ignored), or memory of a CUDA device (TCPX_MEMORY_CUDA), managed memory and memory
-/// that is mapped in parts among it. Pinned host memory is host memory. TCPX_ERR_MEMORY if that is not so: the driver
-/// is asked, and of host memory the kernel.
+/// (TCPX_MEMORY_HOST, `device` is ignored), or memory of a CUDA device (TCPX_MEMORY_CUDA), managed
+/// memory and memory that is mapped in parts among it. Pinned host memory is host memory.
+/// TCPX_ERR_MEMORY if that is not so: the driver is asked, and of host memory the kernel.
 ///
-/// `release` is called with `user`, once, when nothing of the library points at the memory any more:
-/// after tcpx_region_release, and after every transfer and window there has ended. It is called on a
-/// thread of the library that holds no lock, so it may call this library. NULL: the memory stays for
-/// ever. If this call fails, `release` is not called.
+/// `release` is called with `user`, once, when nothing of the library points at the memory any
+/// more: after tcpx_region_release, and after every transfer and window there has ended. It is
+/// called on a thread of the library that holds no lock, so it may call this library. NULL: the
+/// memory stays for ever. If this call fails, `release` is not called.
 ///
 /// # Safety
-/// The memory can be read and written until `release` is called, nobody frees it before, and no other
-/// region covers it. `region` is NULL or can be written. `release` may be called on any thread.
+/// The memory can be read and written until `release` is called, nobody frees it before, and no
+/// other region covers it. `region` is NULL or can be written. `release` may be called on any
+/// thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tcpx_region_wrap(
     data: *mut c_void,
@@ -120,8 +121,8 @@ pub unsafe extern "C" fn tcpx_region_wrap(
 }
 
 /// Where a region lies, and its length: an address of this process for host memory, else of the
-/// device. Each may be NULL. The program may use the memory through it whenever no transfer does, and
-/// as long as the region is not released.
+/// device. Each may be NULL. The program may use the memory through it whenever no transfer does,
+/// and as long as the region is not released.
 ///
 /// # Safety
 /// `address` and `bytes` are NULL or can be written.
@@ -143,8 +144,8 @@ pub unsafe extern "C" fn tcpx_region_address(
     })
 }
 
-/// Copies `bytes` bytes at `source` into the region from `offset` on. TCPX_ERR_MEMORY while a transfer
-/// uses these bytes. For CUDA memory it waits for the work on the default streams.
+/// Copies `bytes` bytes at `source` into the region from `offset` on. TCPX_ERR_MEMORY while a
+/// transfer uses these bytes. For CUDA memory it waits for the work on the default streams.
 ///
 /// # Safety
 /// The source can be read.
@@ -163,7 +164,8 @@ pub unsafe extern "C" fn tcpx_region_write(
     })
 }
 
-/// Copies `bytes` bytes from the region's `offset` to `destination`; otherwise as tcpx_region_write.
+/// Copies `bytes` bytes from the region's `offset` to `destination`; otherwise as
+/// tcpx_region_write.
 ///
 /// # Safety
 /// The destination can be written.
@@ -180,8 +182,8 @@ pub unsafe extern "C" fn tcpx_region_read(
             return Ok(());
         }
         needed("destination", destination)?;
-        // SAFETY: not NULL, `bytes` bytes that the caller lets us write. They need not be initialised for C, and
-        // are only written here: plain bytes have no invalid value.
+        // SAFETY: not NULL, `bytes` bytes that the caller lets us write. They need not be
+        // initialised for C, and are only written here: plain bytes have no invalid value.
         let destination = unsafe { std::slice::from_raw_parts_mut(destination.cast(), bytes) };
         Ok(slice.read_to(destination)?)
     })

@@ -1,7 +1,7 @@
 //! Memory of the program that the engine is done with.
 //!
-//! The last reference to a region may end on a thread of the engine, which may hold locks then. So the
-//! program's functions are called from a thread of their own, one after the other.
+//! The last reference to a region may end on a thread of the engine, which may hold locks then. So
+//! the program's functions are called from a thread of their own, one after the other.
 
 use std::ffi::c_void;
 use std::io;
@@ -77,8 +77,8 @@ fn sender() -> io::Result<Sender<Release>> {
         .name("tcpx-release".to_owned())
         .spawn(move || {
             for release in releases {
-                // SAFETY: the program's own function with what it asked to be handed, once; nothing of the
-                // library points at the memory any more.
+                // SAFETY: the program's own function with what it asked to be handed, once; nothing
+                // of the library points at the memory any more.
                 unsafe { (release.call)(release.user) };
             }
         })?;

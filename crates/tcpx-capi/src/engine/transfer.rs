@@ -90,8 +90,8 @@ pub(super) fn report_of(report: &Report) -> tcpx_report {
     }
 }
 
-/// Starts a send of `bytes` bytes from `offset` of a region; it meets the peer's receives of the same
-/// tag in the order of both. Returns at once. `options` may be NULL.
+/// Starts a send of `bytes` bytes from `offset` of a region; it meets the peer's receives of the
+/// same tag in the order of both. Returns at once. `options` may be NULL.
 ///
 /// Until the transfer has ended nobody may write these bytes.
 ///
@@ -126,8 +126,8 @@ pub unsafe extern "C" fn tcpx_send(
 /// Starts a receive into `bytes` bytes from `offset` of a region, at least as many as the matching
 /// send has: the report says how many came. Returns at once. `options` may be NULL.
 ///
-/// Until the transfer has ended nobody may touch these bytes. A receive fails after 30 s without its
-/// send, unless `stall_ms` or `timeout_ms` says otherwise.
+/// Until the transfer has ended nobody may touch these bytes. A receive fails after 30 s without
+/// its send, unless `stall_ms` or `timeout_ms` says otherwise.
 ///
 /// # Safety
 /// `options` is NULL or filled; `transfer` is NULL or can be written.
@@ -191,8 +191,8 @@ pub unsafe extern "C" fn tcpx_put(
     })
 }
 
-/// Starts a read of `bytes` bytes from the peer's window, from `window_offset` on, into a region from
-/// `offset` on. Otherwise as tcpx_put.
+/// Starts a read of `bytes` bytes from the peer's window, from `window_offset` on, into a region
+/// from `offset` on. Otherwise as tcpx_put.
 ///
 /// # Safety
 /// As for tcpx_put.
@@ -246,7 +246,8 @@ pub unsafe extern "C" fn tcpx_batch(
         if count > isize::MAX as usize / size_of::<tcpx_piece>() {
             return Err(Failure::argument(format!("{count} pieces")));
         }
-        // SAFETY: not NULL, `count` elements by the caller's promise, of a length that a slice may have.
+        // SAFETY: not NULL, `count` elements by the caller's promise, of a length that a slice may
+        // have.
         let pieces = unsafe { std::slice::from_raw_parts(pieces, count) };
         // SAFETY: the caller's promise.
         unsafe { start(connection, pieces, options, transfer) }
@@ -322,8 +323,8 @@ pub unsafe extern "C" fn tcpx_notify(
     })
 }
 
-/// Whether a transfer has ended: 1 in `*done` if so. Never blocks. An error means that the transfer has
-/// failed with it. `report` may be NULL; it is filled when the transfer has succeeded.
+/// Whether a transfer has ended: 1 in `*done` if so. Never blocks. An error means that the transfer
+/// has failed with it. `report` may be NULL; it is filled when the transfer has succeeded.
 ///
 /// # Safety
 /// `done` and `report` are NULL or can be written.
@@ -380,9 +381,9 @@ pub unsafe extern "C" fn tcpx_transfer_wait(
     })
 }
 
-/// Waits until one of `count` transfers has ended, at most `timeout_ms`, and says in `*index` which;
-/// how it ended is for tcpx_transfer_wait. NULLs are passed over, so set a transfer to NULL when you
-/// have released it. For hundreds a queue is faster.
+/// Waits until one of `count` transfers has ended, at most `timeout_ms`, and says in `*index`
+/// which; how it ended is for tcpx_transfer_wait. NULLs are passed over, so set a transfer to NULL
+/// when you have released it. For hundreds a queue is faster.
 ///
 /// # Safety
 /// `transfers` has `count` elements; `index` is NULL or can be written.
@@ -451,9 +452,9 @@ impl Drop for Awaited {
     }
 }
 
-/// Has a queue told of the end of a transfer, under `key`: at once if it has ended. The handle stays;
-/// released now, the transfer runs on, and only its completion tells how it ended. Once for each
-/// transfer.
+/// Has a queue told of the end of a transfer, under `key`: at once if it has ended. The handle
+/// stays; released now, the transfer runs on, and only its completion tells how it ended. Once for
+/// each transfer.
 #[unsafe(no_mangle)]
 pub extern "C" fn tcpx_transfer_queue(
     transfer: *mut tcpx_transfer,
@@ -469,8 +470,8 @@ pub extern "C" fn tcpx_transfer_queue(
     })
 }
 
-/// Asks for an early end. The transfer still ends once: with TCPX_ERR_CANCELLED, or as it would have if
-/// that came first.
+/// Asks for an early end. The transfer still ends once: with TCPX_ERR_CANCELLED, or as it would
+/// have if that came first.
 #[unsafe(no_mangle)]
 pub extern "C" fn tcpx_transfer_cancel(transfer: *mut tcpx_transfer) -> c_int {
     guard("tcpx_transfer_cancel", || {
@@ -502,8 +503,8 @@ pub unsafe extern "C" fn tcpx_transfer_progress(
     })
 }
 
-/// Ends the handle. A transfer that runs is cancelled, unless it reports to a queue; its memory stays
-/// in use until nothing points at it.
+/// Ends the handle. A transfer that runs is cancelled, unless it reports to a queue; its memory
+/// stays in use until nothing points at it.
 #[unsafe(no_mangle)]
 pub extern "C" fn tcpx_transfer_release(transfer: *mut tcpx_transfer) -> c_int {
     guard("tcpx_transfer_release", || {

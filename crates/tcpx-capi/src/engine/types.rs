@@ -24,24 +24,26 @@ pub const TCPX_LEVEL_SENT: c_int = 1;
 /// Level: as placed, and the checksums (CRC32C) of both ends were compared.
 pub const TCPX_LEVEL_VERIFIED: c_int = 2;
 
-/// CUDA work that comes first: all of the context's default streams. The default. TCPX_ERR_MEMORY while a stream that
-/// synchronises with them is being captured as a graph; the capture goes on.
+/// CUDA work that comes first: all of the context's default streams. The default. TCPX_ERR_MEMORY
+/// while a stream that synchronises with them is being captured as a graph; the capture goes on.
 pub const TCPX_AFTER_DEFAULT_STREAMS: c_int = 0;
 /// None: the bytes are ready.
 pub const TCPX_AFTER_NOTHING: c_int = 1;
-/// What was submitted so far to the CUstream in `stream`. TCPX_ERR_MEMORY while that is being captured as a graph; the
-/// capture goes on.
+/// What was submitted so far to the CUstream in `stream`. TCPX_ERR_MEMORY while that is being
+/// captured as a graph; the capture goes on.
 pub const TCPX_AFTER_STREAM: c_int = 2;
-/// The CUevent in `stream`, which was recorded outside of a capture and stays until the transfer has ended.
+/// The CUevent in `stream`, which was recorded outside of a capture and stays until the transfer
+/// has ended.
 pub const TCPX_AFTER_EVENT: c_int = 3;
 
 /// Progress by a thread that waits, and by the library's own at all other times.
 pub const TCPX_PROGRESS_BACKGROUND: c_int = 0;
-/// Progress by the program alone: while it waits, tests, or calls tcpx_connection_progress. Without that nothing
-/// arrives, but the connection stays. Not over plugins.
+/// Progress by the program alone: while it waits, tests, or calls tcpx_connection_progress. Without
+/// that nothing arrives, but the connection stays. Not over plugins.
 pub const TCPX_PROGRESS_MANUAL: c_int = 1;
 
-/// As the variable TCPX_LOCAL says; without it, where both processes are one user's and payload is not encrypted.
+/// As the variable TCPX_LOCAL says; without it, where both processes are one user's and payload is
+/// not encrypted.
 pub const TCPX_LOCAL_DEFAULT: c_int = 0;
 
 /// Never: payload goes over TCP within the host too.
@@ -82,8 +84,9 @@ pub struct tcpx_queue(());
 /// Gives memory back to the program; see tcpx_region_wrap.
 pub type tcpx_release_fn = Option<unsafe extern "C" fn(user: *mut c_void)>;
 
-/// What this side takes of its peer at a time, each at most 2^20; 0: the default, which is many. The peer keeps the rest,
-/// and begins that as others end: nothing fails for it, but a batch of more pieces than fit at all.
+/// What this side takes of its peer at a time, each at most 2^20; 0: the default, which is many.
+/// The peer keeps the rest, and begins that as others end: nothing fails for it, but a batch of
+/// more pieces than fit at all.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct tcpx_limits {
@@ -109,12 +112,13 @@ pub struct tcpx_limits {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct tcpx_options {
-    /// The pre-shared key, as tcpx_endpoint_key and tcpx_key_generate give it. NULL: an endpoint makes
-    /// one; a connection needs one unless `insecure`.
+    /// The pre-shared key, as tcpx_endpoint_key and tcpx_key_generate give it. NULL: an endpoint
+    /// makes one; a connection needs one unless `insecure`.
     pub key: *const c_char,
     /// Not 0: no key. Whoever reaches the port may connect.
     pub insecure: c_int,
-    /// Not 0: payload is encrypted, which both sides must ask for; control always is where there is a key.
+    /// Not 0: payload is encrypted, which both sides must ask for; control always is where there is
+    /// a key.
     pub encrypt: c_int,
     /// What this side moves: TCPX_MEMORY_HOST, or TCPX_MEMORY_CUDA, which moves host memory too.
     pub memory: c_int,
@@ -137,8 +141,9 @@ pub struct tcpx_options {
     pub progress: c_int,
     /// A TCPX_LOCAL_ number: whether peers on this host read payload where it lies.
     pub local: c_int,
-    /// In place of `key`: a file that holds it. For an endpoint also a folder with a key for each client, as
-    /// `tcpx key FOLDER NAME` makes it; tcpx_connection_client names who came. NULL: none.
+    /// In place of `key`: a file that holds it. For an endpoint also a folder with a key for each
+    /// client, as `tcpx key FOLDER NAME` makes it; tcpx_connection_client names who came. NULL:
+    /// none.
     pub key_file: *const c_char,
     /// What this side takes of its peer at a time.
     pub limits: tcpx_limits,
@@ -158,10 +163,11 @@ pub struct tcpx_transfer_options {
     pub stream: *mut c_void,
     /// Most milliseconds in all; 0: as the connection was opened with.
     pub timeout_ms: u32,
-    /// Most milliseconds without progress; 0: `timeout_ms` if that is set, else as the connection was
-    /// opened with.
+    /// Most milliseconds without progress; 0: `timeout_ms` if that is set, else as the connection
+    /// was opened with.
     pub stall_ms: u32,
-    /// Put, get, batch: bytes for the peer's tcpx_notification once everything is in place. NULL: none.
+    /// Put, get, batch: bytes for the peer's tcpx_notification once everything is in place. NULL:
+    /// none.
     pub notification: *const c_void,
     /// How many, at most TCPX_NOTIFICATION_MAX; with `notification` not NULL it may be 0.
     pub notification_bytes: usize,

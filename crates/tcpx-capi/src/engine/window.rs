@@ -37,11 +37,11 @@ pub(super) unsafe fn window_key(key: *const c_void, bytes: usize) -> Outcome<Win
 }
 
 /// Opens `bytes` bytes from `offset` of a region to the connection's peer, which may do there what
-/// `rights` say: TCPX_RIGHT_GET, TCPX_RIGHT_PUT or both. The memory is in use only while a put or get
-/// of the peer touches it.
+/// `rights` say: TCPX_RIGHT_GET, TCPX_RIGHT_PUT or both. The memory is in use only while a put or
+/// get of the peer touches it.
 ///
-/// CUDA memory is outside of every stream's order here: have your work on it ended before you tell the
-/// peer to begin.
+/// CUDA memory is outside of every stream's order here: have your work on it ended before you tell
+/// the peer to begin.
 ///
 /// # Safety
 /// `window` is NULL or can be written.
@@ -79,8 +79,8 @@ pub unsafe extern "C" fn tcpx_expose(
     })
 }
 
-/// What lets the peer in: `*bytes` bytes at `buffer`, at most TCPX_WINDOW_KEY_MAX. Carry them over by
-/// any means, such as a message; whoever holds them and this connection may use the window.
+/// What lets the peer in: `*bytes` bytes at `buffer`, at most TCPX_WINDOW_KEY_MAX. Carry them over
+/// by any means, such as a message; whoever holds them and this connection may use the window.
 ///
 /// # Safety
 /// `buffer` is NULL or has `room` bytes; `bytes` is NULL or can be written.
@@ -99,9 +99,9 @@ pub unsafe extern "C" fn tcpx_window_key(
     })
 }
 
-/// Closes a window and ends its handle: the peer starts nothing there any more, and what it has under
-/// way ends early. Returns when nothing of the peer points at the memory; TCPX_ERR_TIMED_OUT when that
-/// is not so within `timeout_ms`, and the window is closed all the same.
+/// Closes a window and ends its handle: the peer starts nothing there any more, and what it has
+/// under way ends early. Returns when nothing of the peer points at the memory; TCPX_ERR_TIMED_OUT
+/// when that is not so within `timeout_ms`, and the window is closed all the same.
 #[unsafe(no_mangle)]
 pub extern "C" fn tcpx_window_revoke(window: *mut tcpx_window, timeout_ms: u32) -> c_int {
     guard("tcpx_window_revoke", || {

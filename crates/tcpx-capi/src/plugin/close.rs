@@ -13,8 +13,8 @@ use crate::plugin::codes::TCPX_TIMEOUT;
 pub(crate) struct Close(OnceLock<(Closing, Arc<OnceLock<Outcome<()>>>)>);
 
 impl Close {
-    /// Has `close` run, once, which makes the plugin's `call` and needs `state`, and waits for it; then the handle has
-    /// ended.
+    /// Has `close` run, once, which makes the plugin's `call` and needs `state`, and waits for it;
+    /// then the handle has ended.
     pub(crate) fn run<T>(
         &self,
         handle: Handle,

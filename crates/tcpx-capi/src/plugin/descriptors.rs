@@ -41,8 +41,9 @@ impl Queue {
         (pool.slice().address(), pool.len())
     }
 
-    /// Takes the pieces of a finished receive of at most `posted` bytes. They cover the first bytes of
-    /// the destination without gap or overlap; `told` is what the plugin says that they add up to.
+    /// Takes the pieces of a finished receive of at most `posted` bytes. They cover the first bytes
+    /// of the destination without gap or overlap; `told` is what the plugin says that they add up
+    /// to.
     pub(crate) fn take(
         &mut self,
         slot: QueueSlot,

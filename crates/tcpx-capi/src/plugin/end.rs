@@ -42,7 +42,8 @@ struct State {
     /// Done, in the same order. Sends leave when C was told; receives when they are consumed.
     finished: VecDeque<Finished>,
     memories: HashSet<Handle>,
-    /// Whose context was current when its memory was registered: plugins look for it when they close.
+    /// Whose context was current when its memory was registered: plugins look for it when they
+    /// close.
     gpu: Option<Gpu>,
     /// The first failure; nothing is posted or tested after it.
     failed: Option<Failure>,
@@ -161,7 +162,8 @@ impl End {
         Ok(state)
     }
 
-    /// Whether the connect is still under way, after one more poll of it unless another call has the comm.
+    /// Whether the connect is still under way, after one more poll of it unless another call has
+    /// the comm.
     pub(crate) fn is_connecting(&self) -> bool {
         match self.state.try_lock() {
             Ok(mut state) => matches!(state.poll_connect(), Ok(false)),
@@ -509,8 +511,8 @@ impl State {
         }
     }
 
-    /// Gives the plugin what it has not taken yet, as long as it takes it. There are plugins that take a
-    /// receive only once the peer has posted its send; NCCL posts again, programs need not.
+    /// Gives the plugin what it has not taken yet, as long as it takes it. There are plugins that
+    /// take a receive only once the peer has posted its send; NCCL posts again, programs need not.
     fn post_waiting(&mut self) -> Outcome<()> {
         for flight in &mut self.in_flight {
             let Some(piece) = &flight.waiting else {

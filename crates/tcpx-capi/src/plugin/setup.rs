@@ -16,7 +16,8 @@ use crate::plugin::end::End;
 use crate::plugin::library::{device, plugin};
 use crate::plugin::types::{tcpx_listen_comm, tcpx_recv_comm, tcpx_send_comm};
 
-/// How long a connect is polled before its comm is given out all the same. A peer that refuses does so within it.
+/// How long a connect is polled before its comm is given out all the same. A peer that refuses does
+/// so within it.
 const FIRST_POLLS: Duration = Duration::from_millis(100);
 
 /// A listen comm and how far its one accept has come.
@@ -68,8 +69,8 @@ impl Listener {
 /// Ends whose connect was not up when it was given out.
 static CONNECTS: Mutex<Vec<Weak<End>>> = Mutex::new(Vec::new());
 
-/// Polls connects that are under way: there are plugins whose accept needs the peer's connect to be polled, and the
-/// peer does the same.
+/// Polls connects that are under way: there are plugins whose accept needs the peer's connect to be
+/// polled, and the peer does the same.
 fn poll_connects() {
     let mut connects = std::mem::take(&mut *lock(&CONNECTS));
     // A failure is told to who uses the comm.
@@ -122,10 +123,10 @@ pub unsafe extern "C" fn tcpx_listen(
     })
 }
 
-/// Connects to a peer that listens, and gives a comm: one call is enough, before the peer accepts or
-/// after. A plugin that needs longer than a moment goes on connecting while this program accepts
-/// and registers memory: tcpx_reg_mr waits for it, and returns its error if there is one. NCCL polls
-/// connects without an end; here each wait has one.
+/// Connects to a peer that listens, and gives a comm: one call is enough, before the peer accepts
+/// or after. A plugin that needs longer than a moment goes on connecting while this program accepts
+/// and registers memory: tcpx_reg_mr waits for it, and returns its error if there is one. NCCL
+/// polls connects without an end; here each wait has one.
 ///
 /// Closing the comm gives a connect up that is not done. Plugins have no call for that: what they
 /// hold for the attempt stays with them.
@@ -196,9 +197,9 @@ pub unsafe extern "C" fn tcpx_accept_v5(
 /// Closes a send comm: its requests and registrations end with it, done or not. The peer may not
 /// have received what is in flight, nor what is done; ask it before you close.
 ///
-/// A plugin that does not come back from it is waited for 5 seconds, then TCPX_TIMEOUT: the comm can
-/// only be closed any more, the memory registered on it must stay, and this call waits again. The
-/// same holds for the other closes.
+/// A plugin that does not come back from it is waited for 5 seconds, then TCPX_TIMEOUT: the comm
+/// can only be closed any more, the memory registered on it must stay, and this call waits again.
+/// The same holds for the other closes.
 #[unsafe(no_mangle)]
 pub extern "C" fn tcpx_close_send(send_comm: *mut tcpx_send_comm) -> c_int {
     guard("tcpx_close_send", || {
@@ -208,8 +209,8 @@ pub extern "C" fn tcpx_close_send(send_comm: *mut tcpx_send_comm) -> c_int {
 }
 
 /// Closes a receive comm: its requests, registrations, descriptors and its pool end with it.
-/// Whatever unpacks on a GPU must have ended. Plugins take no memory back from a comm that is closed
-/// with requests in flight: what they hold for its registrations then stays with them.
+/// Whatever unpacks on a GPU must have ended. Plugins take no memory back from a comm that is
+/// closed with requests in flight: what they hold for its registrations then stays with them.
 ///
 /// # Safety
 /// Nobody uses the comm's pool, descriptors or device handle any more.

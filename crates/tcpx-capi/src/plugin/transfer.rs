@@ -28,10 +28,10 @@ fn forget(request: Option<Handle>) {
     handles::remove(request);
 }
 
-/// Sends `size` bytes at `data`, which lie in `mhandle`'s memory. The peer's receives take sends
-/// in the order of posting; `tag` is for logs. TCPX_SUCCESS with NULL in `*request` means no room
-/// now: 16 requests are in flight or done and not yet tested; test the oldest, then post again. What
-/// the plugin does not take yet is posted by the tests of the comm's requests, in order.
+/// Sends `size` bytes at `data`, which lie in `mhandle`'s memory. The peer's receives take sends in
+/// the order of posting; `tag` is for logs. TCPX_SUCCESS with NULL in `*request` means no room now:
+/// 16 requests are in flight or done and not yet tested; test the oldest, then post again. What the
+/// plugin does not take yet is posted by the tests of the comm's requests, in order.
 ///
 /// # Safety
 /// `request` is NULL or can be written. The bytes are not written until the request is done.

@@ -1,4 +1,5 @@
-//! Flags that several commands share: how the sides are linked, over which network, from which memory.
+//! Flags that several commands share: how the sides are linked, over which network, from which
+//! memory.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -24,7 +25,8 @@ pub(crate) enum NetworkName {
     Tcp,
     /// An NCCL network plugin.
     Plugin,
-    /// Device-memory TCP of Linux 6.12 and later: the network card puts payload straight into GPU memory.
+    /// Device-memory TCP of Linux 6.12 and later: the network card puts payload straight into GPU
+    /// memory.
     #[cfg(feature = "devmem")]
     Devmem,
 }
@@ -39,7 +41,8 @@ pub(crate) struct LinkArgs {
     /// Address the server listens on [default: every address of the host, IPv4 and IPv6].
     #[arg(long, value_name = "ADDR")]
     pub(crate) bind: Option<IpAddr>,
-    /// File that holds the key, or at a server a folder of `tcpx key` (otherwise: TCPX_KEY; a server makes a fresh key, a client asks at the terminal).
+    /// File that holds the key, or at a server a folder of `tcpx key` (otherwise: TCPX_KEY; a
+    /// server makes a fresh key, a client asks at the terminal).
     #[arg(long, value_name = "FILE", conflicts_with = "insecure")]
     pub(crate) key_file: Option<PathBuf>,
     /// Use no key: anyone who reaches the port can connect.
@@ -54,7 +57,8 @@ pub(crate) struct LinkArgs {
     /// Longest time that a server waits for its client.
     #[arg(long, value_name = "TIME", default_value = "1h")]
     pub(crate) wait: Limit,
-    /// Serve counters as OpenMetrics at this address, such as 127.0.0.1:9400, to whoever reaches it.
+    /// Serve counters as OpenMetrics at this address, such as 127.0.0.1:9400, to whoever reaches
+    /// it.
     #[arg(long, value_name = "ADDR:PORT", env = "TCPX_METRICS")]
     pub(crate) metrics: Option<String>,
     #[command(flatten)]
@@ -68,7 +72,8 @@ pub(crate) struct NetworkArgs {
     /// Network to use [default: tcp; plugin if --plugin is given].
     #[arg(long, value_enum)]
     pub(crate) network: Option<NetworkName>,
-    /// Plugin file [default: UCCL_TCPX_PLUGIN_PATH, else the vendor's at /usr/local/tcpx/lib64, else our own].
+    /// Plugin file [default: UCCL_TCPX_PLUGIN_PATH, else the vendor's at /usr/local/tcpx/lib64,
+    /// else our own].
     #[arg(long, value_name = "PATH")]
     pub(crate) plugin: Option<PathBuf>,
     /// Used if a plugin is asked for and --plugin is not given.
@@ -83,10 +88,12 @@ pub(crate) struct NetworkArgs {
     /// Data channels (plugin) or TCP lanes (tcp) [default: 1 channel; lanes to suit the host].
     #[arg(long, value_name = "N", env = "UCCL_TCPX_NUM_CHANNELS", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) channels: Option<u16>,
-    /// Event loops of this process for TCP lanes [default: one for every two cores, at least 2 where there are two, at most 12].
+    /// Event loops of this process for TCP lanes [default: one for every two cores, at least 2
+    /// where there are two, at most 12].
     #[arg(hide = true, long, value_name = "N", env = "TCPX_LOOPS", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) loops: Option<u16>,
-    /// Bytes of one request [default: NCCL_P2P_NET_CHUNKSIZE, else 512KiB on a plugin and automatic on tcp].
+    /// Bytes of one request [default: NCCL_P2P_NET_CHUNKSIZE, else 512KiB on a plugin and automatic
+    /// on tcp].
     #[arg(hide = true, long, value_name = "SIZE", env = "UCCL_TCPX_CHUNK_BYTES")]
     pub(crate) chunk_bytes: Option<Size>,
     /// Used if --chunk-bytes is not given.
@@ -95,25 +102,34 @@ pub(crate) struct NetworkArgs {
     #[cfg(feature = "devmem")]
     #[command(flatten)]
     pub(crate) devmem: CardArgs,
-    /// Interfaces that TCP lanes may use, as in NCCL_SOCKET_IFNAME: name beginnings between commas, = in front for whole names, ^ for all others [default: NCCL_SOCKET_IFNAME, else the cards nearest to the GPU].
+    /// Interfaces that TCP lanes may use, as in NCCL_SOCKET_IFNAME: name beginnings between commas,
+    /// = in front for whole names, ^ for all others [default: NCCL_SOCKET_IFNAME, else the cards
+    /// nearest to the GPU].
     #[arg(long, value_name = "LIST", env = "TCPX_SOCKET_IFNAME")]
     pub(crate) interfaces: Option<String>,
     /// Used if --interfaces is not given.
     #[arg(hide = true, long, value_name = "LIST", env = "NCCL_SOCKET_IFNAME")]
     pub(crate) nccl_interfaces: Option<String>,
-    /// Congestion control of the TCP sockets, one of /proc/sys/net/ipv4/tcp_available_congestion_control [default: the host's; within one host for bbr cubic, else reno].
+    /// Congestion control of the TCP sockets, one of
+    /// /proc/sys/net/ipv4/tcp_available_congestion_control [default: the host's; within one host
+    /// for bbr cubic, else reno].
     #[arg(long, value_name = "NAME", env = "TCPX_CONGESTION")]
     pub(crate) congestion: Option<String>,
-    /// Encrypt payload too, with AES-256-GCM: both sides must, and need a key; only on tcp. `tcpx send`, `receive` and `transfer` do so unless they are given --plain.
+    /// Encrypt payload too, with AES-256-GCM: both sides must, and need a key; only on tcp.
+    /// `tcpx send`, `receive` and `transfer` do so unless they are given --plain.
     #[arg(long, env = "TCPX_ENCRYPT", value_parser = FalseyValueParser::new())]
     pub(crate) encrypt: bool,
-    /// How bytes travel within this host: over TCP, or read by the peer where they lie, with encryption too [default: TCPX_LOCAL, else local where the kernel lets it and nothing is encrypted].
+    /// How bytes travel within this host: over TCP, or read by the peer where they lie, with
+    /// encryption too [default: TCPX_LOCAL, else local where the kernel lets it and nothing is
+    /// encrypted].
     #[arg(long, value_enum)]
     pub(crate) path: Option<PathName>,
-    /// Copy small GPU messages that follow each other closely with a persistent kernel, without a driver call for each.
+    /// Copy small GPU messages that follow each other closely with a persistent kernel, without a
+    /// driver call for each.
     #[arg(hide = true, long, value_name = "0|1", env = "TCPX_PERSISTENT_KERNEL", value_parser = FalseyValueParser::new(), default_value = "1", hide_possible_values = true, action = ArgAction::Set)]
     pub(crate) persistent_kernel: bool,
-    /// How scattered fragments reach their destination: host, d2d or kernel [default: the fastest that works here].
+    /// How scattered fragments reach their destination: host, d2d or kernel [default: the fastest
+    /// that works here].
     #[arg(hide = true, long, value_name = "METHOD", env = "UCCL_TCPX_UNPACK_IMPL", value_parser = unpack)]
     pub(crate) unpack: Option<UnpackMethod>,
 }
@@ -141,7 +157,8 @@ impl NetworkArgs {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Network")]
 pub(crate) struct CardArgs {
-    /// Interface whose card puts payload into device memory (devmem) [default: this side receives through host memory].
+    /// Interface whose card puts payload into device memory (devmem) [default: this side receives
+    /// through host memory].
     #[arg(long, value_name = "NAME")]
     pub(crate) devmem_interface: Option<String>,
     /// Receive queue for device memory [default: the last free one].

@@ -1,4 +1,5 @@
-//! Checks of what Google's plugin needs: variables, the buffer daemon and its sockets, cards on PCI.
+//! Checks of what Google's plugin needs: variables, the buffer daemon and its sockets, cards on
+//! PCI.
 
 use std::io;
 use std::path::Path;
@@ -96,7 +97,8 @@ pub(super) fn gpu_sockets(context: &Context<'_>) -> Finding {
     }
 }
 
-/// Whether the cards for data are PCI devices: registering GPU memory on one that is not crashes the plugin.
+/// Whether the cards for data are PCI devices: registering GPU memory on one that is not crashes
+/// the plugin.
 pub(super) fn pci_cards(context: &Context<'_>) -> Finding {
     if !context.is_google() {
         return Finding::not_needed(NOT_GOOGLE);

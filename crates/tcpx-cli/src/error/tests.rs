@@ -1,4 +1,5 @@
-//! Every error that the program can print has one form: at most four lines, each fact once, in words.
+//! Every error that the program can print has one form: at most four lines, each fact once, in
+//! words.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

@@ -6,14 +6,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 
-/// A secret of one transfer. The client draws it and sends it in sealed control; contents may travel in the clear beside it.
+/// A secret of one transfer. The client draws it and sends it in sealed control; contents may
+/// travel in the clear beside it.
 ///
-/// BLAKE3 alone finds accidents. Who changes contents on their way can compute it anew, and can keep a CRC32C as it is.
+/// BLAKE3 alone finds accidents. Who changes contents on their way can compute it anew, and can
+/// keep a CRC32C as it is.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub(crate) struct DigestKey([u8; blake3::KEY_LEN]);
 
-/// Whose last word it is. One side's is not the other one's, so nobody can give it back to who said it.
+/// Whose last word it is. One side's is not the other one's, so nobody can give it back to who said
+/// it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Side {
     Sender,

@@ -1,4 +1,5 @@
-//! What a transfer holds: names, kinds, sizes, modes and times. A manifest from a peer is hostile until checked.
+//! What a transfer holds: names, kinds, sizes, modes and times. A manifest from a peer is hostile
+//! until checked.
 
 use std::collections::BTreeSet;
 use std::fs::Metadata;
@@ -266,13 +267,14 @@ fn check_link(path: &str, target: &str) -> Result<(), ManifestError> {
     Ok(())
 }
 
-/// Embeddings, overrides and isolates, which change the order of the text around them. Joiners and marks of direction
-/// belong to the spelling of many scripts.
+/// Embeddings, overrides and isolates, which change the order of the text around them. Joiners and
+/// marks of direction belong to the spelling of many scripts.
 fn turns_text(c: char) -> bool {
     matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// Refuses what a client did not ask for: each path's first name has to be the last one of a path that it named.
+/// Refuses what a client did not ask for: each path's first name has to be the last one of a path
+/// that it named.
 pub(crate) fn check_asked(entries: &[Entry], paths: &[String]) -> Result<(), ManifestError> {
     let all = paths.iter().any(|path| path == ".");
     let names: BTreeSet<_> = paths
@@ -310,7 +312,8 @@ pub(crate) struct Rules {
     pub(crate) follow: bool,
     include: Vec<Pattern>,
     exclude: Vec<Pattern>,
-    /// The folder that links may lead into: others may ask for its contents. Without one they may lead anywhere.
+    /// The folder that links may lead into: others may ask for its contents. Without one they may
+    /// lead anywhere.
     within: Option<PathBuf>,
 }
 
@@ -365,8 +368,8 @@ impl Rules {
     }
 }
 
-/// Everything below `paths` that `rules` let pass. What a path itself names has to be there; what cannot be sent of the
-/// things below it is left out.
+/// Everything below `paths` that `rules` let pass. What a path itself names has to be there; what
+/// cannot be sent of the things below it is left out.
 pub(crate) fn collect(paths: &[PathBuf], rules: &Rules) -> Result<Selection, Error> {
     let mut walk = Walk {
         rules,
@@ -472,7 +475,8 @@ impl Walk<'_> {
         self.selection.left_out.add(path, why);
     }
 
-    /// What lies at `path`, as `name`, and what is in it. `metadata` is that of a link's target where it is followed.
+    /// What lies at `path`, as `name`, and what is in it. `metadata` is that of a link's target
+    /// where it is followed.
     fn add(&mut self, path: &Path, name: &str, metadata: &Metadata) -> Result<(), Error> {
         if self.selection.found.len() >= MOST_ENTRIES {
             return Err(Error::failed(
@@ -536,8 +540,8 @@ impl Walk<'_> {
         });
     }
 
-    /// A link that leads outside of what is sent gives way to the file that it points to: in a snapshot of a model's hub
-    /// every file is one.
+    /// A link that leads outside of what is sent gives way to the file that it points to: in a
+    /// snapshot of a model's hub every file is one.
     fn add_link(&mut self, path: &Path, name: &str, metadata: &Metadata) -> Result<(), Error> {
         let target = match std::fs::read_link(path) {
             Ok(target) => target,

@@ -1,4 +1,5 @@
-//! Receiving files: pieces arrive while one thread checks the digests of earlier ones and another one writes.
+//! Receiving files: pieces arrive while one thread checks the digests of earlier ones and another
+//! one writes.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
@@ -68,7 +69,8 @@ pub(super) fn receive(
         Ok((_, word)) => talk.last_word(Ok(word)),
         Err(error) => talk.last_word(Err(error)),
     };
-    // Only now: taking a posted receive back can end the whole connection, and the last word with it.
+    // Only now: taking a posted receive back can end the whole connection, and the last word with
+    // it.
     drop(posted);
     let (summary, _) = result.map_err(|error| talk.place(error))?;
     told.map(|()| summary)
@@ -210,7 +212,8 @@ fn prepare(talk: &Talk<'_>, entries: &[Entry], out: Out<'_>) -> Result<(Store, P
     Ok((store, plan))
 }
 
-/// What `look` finds, once no other transfer has the file: one that has just lost its peer puts it away first.
+/// What `look` finds, once no other transfer has the file: one that has just lost its peer puts it
+/// away first.
 fn once_free<T>(
     talk: &Talk<'_>,
     mut look: impl FnMut() -> Result<T, StoreError>,
@@ -227,7 +230,8 @@ fn once_free<T>(
     }
 }
 
-/// Agrees with the sender on what of the files that are there is kept. The sender says what it has, and this side compares.
+/// Agrees with the sender on what of the files that are there is kept. The sender says what it has,
+/// and this side compares.
 fn keep(
     talk: &Talk<'_>,
     entries: &[Entry],
@@ -647,7 +651,8 @@ impl Checker {
     }
 }
 
-/// What a stream of contents in these parts has for the files: those that ended, with their bytes; and whether it may go on.
+/// What a stream of contents in these parts has for the files: those that ended, with their bytes;
+/// and whether it may go on.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn follow(entries: &[Entry], key: &DigestKey, parts: &[&[u8]]) -> (Vec<Vec<u8>>, bool) {
     let jobs = plan(entries, Vec::new()).jobs;

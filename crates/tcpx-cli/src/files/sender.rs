@@ -1,4 +1,5 @@
-//! Sending files: a thread reads and digests them into pieces, while earlier pieces are on their way.
+//! Sending files: a thread reads and digests them into pieces, while earlier pieces are on their
+//! way.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
@@ -351,8 +352,9 @@ impl Packer {
     }
 }
 
-/// The stream: for each file blocks with their lengths in front, an empty one, and the keyed digest of their bytes. In
-/// the place of the empty one [`LEFT_OUT`] ends a file that is not sent after all.
+/// The stream: for each file blocks with their lengths in front, an empty one, and the keyed digest
+/// of their bytes. In the place of the empty one [`LEFT_OUT`] ends a file that is not sent after
+/// all.
 fn read_all(
     packer: &mut Packer,
     found: Vec<Found>,
@@ -422,8 +424,8 @@ struct Source {
 }
 
 impl Source {
-    /// Opens it; within, an error of the file's own. A path that lay within a folder may have got a link in it since it was
-    /// looked at; what was opened has not.
+    /// Opens it; within, an error of the file's own. A path that lay within a folder may have got a
+    /// link in it since it was looked at; what was opened has not.
     fn open(
         path: &Path,
         entry: &Entry,

@@ -1,4 +1,5 @@
-//! Where received files go: a partial file beside the final name, which appears whole or not at all.
+//! Where received files go: a partial file beside the final name, which appears whole or not at
+//! all.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -99,11 +100,12 @@ pub(crate) struct Hashed {
     pub(crate) identity: Identity,
 }
 
-/// A partial file that is locked, and that has its name: no other transfer writes it, gives it another name or takes it away.
+/// A partial file that is locked, and that has its name: no other transfer writes it, gives it
+/// another name or takes it away.
 ///
-/// The lock is the file's, not the name's. While a transfer waits between opening a file and locking it, the one that has
-/// the lock may give the file its final name. So the name is looked at behind the lock, and every transfer keeps the lock
-/// until it no longer uses the name.
+/// The lock is the file's, not the name's. While a transfer waits between opening a file and
+/// locking it, the one that has the lock may give the file its final name. So the name is looked at
+/// behind the lock, and every transfer keeps the lock until it no longer uses the name.
 #[derive(Debug)]
 pub(crate) struct Claim {
     file: File,
@@ -168,7 +170,8 @@ impl Store {
         }
     }
 
-    /// The directory that holds `path`, and the name in it. No symbolic link is followed on the way.
+    /// The directory that holds `path`, and the name in it. No symbolic link is followed on the
+    /// way.
     fn parent<'a>(&self, path: &'a str) -> Result<(OwnedFd, &'a str), StoreError> {
         let (parents, name) = path.rsplit_once('/').unwrap_or(("", path));
         let mut at = sys::openat(
@@ -190,7 +193,8 @@ impl Store {
         Ok((at, name))
     }
 
-    /// The same; `None` where a directory on the way is missing, which then comes with the transfer.
+    /// The same; `None` where a directory on the way is missing, which then comes with the
+    /// transfer.
     fn parent_if_there<'a>(&self, path: &'a str) -> Result<Option<(OwnedFd, &'a str)>, StoreError> {
         match self.parent(path) {
             Err(StoreError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
@@ -302,7 +306,8 @@ impl Store {
         }
     }
 
-    /// What is there of the file already: one of the same size, or what an earlier transfer left of it.
+    /// What is there of the file already: one of the same size, or what an earlier transfer left of
+    /// it.
     pub(crate) fn present(&self, entry: &Entry) -> Result<Option<Present>, StoreError> {
         let Kind::File { bytes: wanted, .. } = entry.kind else {
             return Ok(None);
@@ -340,8 +345,8 @@ impl Store {
         }
     }
 
-    /// Has the partial file of `entry` for this transfer alone; `None` if there is none and `create` does not say
-    /// [`OFlags::CREATE`].
+    /// Has the partial file of `entry` for this transfer alone; `None` if there is none and
+    /// `create` does not say [`OFlags::CREATE`].
     fn claim(&self, entry: &Entry, create: OFlags) -> Result<Option<Claim>, StoreError> {
         let shown = || self.path.join(&entry.path);
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC | create;
@@ -379,7 +384,8 @@ impl Store {
             if stat.st_nlink == 1 {
                 return Ok(Some(claim));
             }
-            // It has a final name as well, from a process that ended between giving it that one and taking this one.
+            // It has a final name as well, from a process that ended between giving it that one and
+            // taking this one.
             claim.remove();
         }
         Err(StoreError::Busy(shown()))
@@ -423,8 +429,8 @@ impl Store {
         })
     }
 
-    /// Writes out what the files hold, so that their names can follow. Several at once: the file system writes its
-    /// journal once for those that wait together.
+    /// Writes out what the files hold, so that their names can follow. Several at once: the file
+    /// system writes its journal once for those that wait together.
     pub(crate) fn flush(&self, files: &mut [(PartialFile, Entry)]) -> Result<(), StoreError> {
         let share = files.len().div_ceil(FLUSHES).max(1);
         let flush = |files: &mut [(PartialFile, Entry)]| {
@@ -484,7 +490,8 @@ impl Store {
         }
     }
 
-    /// Gives a file that was there already the mode and the time of `entry`, where its owner lets files be replaced.
+    /// Gives a file that was there already the mode and the time of `entry`, where its owner lets
+    /// files be replaced.
     pub(crate) fn refresh(&self, entry: &Entry, identity: Identity) -> Result<(), StoreError> {
         if !self.overwrite {
             return Ok(());
@@ -532,8 +539,9 @@ impl Store {
         Ok(true)
     }
 
-    /// Makes names durable, and gives directories their modes and times, the inner ones first. Of one that was there the
-    /// mode is its owner's, and so is the time unless something was put into it: `is_new` knows an entry that was not there.
+    /// Makes names durable, and gives directories their modes and times, the inner ones first. Of
+    /// one that was there the mode is its owner's, and so is the time unless something was put into
+    /// it: `is_new` knows an entry that was not there.
     pub(crate) fn finish(
         &mut self,
         entries: &[Entry],
@@ -699,8 +707,8 @@ fn times(entry: &Entry) -> Timestamps {
     }
 }
 
-/// Permissions that new files of this process do not get; all of others, where the system does not say. The system call
-/// that reads them sets them, for files that other threads make meanwhile.
+/// Permissions that new files of this process do not get; all of others, where the system does not
+/// say. The system call that reads them sets them, for files that other threads make meanwhile.
 fn umask() -> u32 {
     const PRIVATE: u32 = 0o077;
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();

@@ -1,4 +1,5 @@
-//! How a side of a file transfer waits: it notices signals, the peer's last word, and a peer that stalls.
+//! How a side of a file transfer waits: it notices signals, the peer's last word, and a peer that
+//! stalls.
 
 use std::cell::{Cell, RefCell};
 use std::time::{Duration, Instant};
@@ -19,7 +20,8 @@ use crate::sizes::Amount;
 /// Bytes of a piece. A shorter one ends the stream of contents.
 pub(super) const PIECE: usize = 1 << 20;
 
-/// Pieces that the receiver has posted; after the end of the stream the sender fills the rest with empty ones.
+/// Pieces that the receiver has posted; after the end of the stream the sender fills the rest with
+/// empty ones.
 pub(super) const POSTED: usize = 8;
 
 /// Longest wait for the peer's reason after an operation failed.
@@ -228,7 +230,8 @@ impl<'a> Talk<'a> {
         }
     }
 
-    /// The peer must say that digest of the whole transfer which is right for its side; its word may take `limit`.
+    /// The peer must say that digest of the whole transfer which is right for its side; its word
+    /// may take `limit`.
     pub(super) fn agree(&self, right: &str, limit: Duration) -> Result<(), Error> {
         match self.peers_digest(limit)? {
             theirs if theirs == right => Ok(()),
@@ -295,7 +298,8 @@ impl Pace {
     }
 }
 
-/// [`Watch`] has the deadline: pieces wait for those before them, and the engine would count that, too.
+/// [`Watch`] has the deadline: pieces wait for those before them, and the engine would count that,
+/// too.
 const NONE: Deadlines = Deadlines {
     stall: LONGEST_TRANSFER,
     total: None,
@@ -396,8 +400,8 @@ pub(super) struct Present {
     pub(super) is_final: bool,
 }
 
-/// BLAKE3 of the beginning of each file that the server has something of; none where the client has less. The client says
-/// them first, so that a server tells nobody what its files hold.
+/// BLAKE3 of the beginning of each file that the server has something of; none where the client has
+/// less. The client says them first, so that a server tells nobody what its files hold.
 pub(super) type Digests = Vec<Option<String>>;
 
 /// Which of these the server keeps.

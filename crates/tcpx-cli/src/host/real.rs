@@ -21,7 +21,8 @@ const MAX_TEXT_BYTES: u64 = 1 << 20;
 /// Most names of a folder that are read.
 const MAX_NAMES: usize = 4096;
 
-/// This host, with the variables that the person set: those that this program set for itself are left out.
+/// This host, with the variables that the person set: those that this program set for itself are
+/// left out.
 #[derive(Clone, Debug)]
 pub(crate) struct RealHost {
     set_by_us: Vec<String>,

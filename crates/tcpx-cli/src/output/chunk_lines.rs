@@ -11,7 +11,8 @@ use tcpx_wire::TransferId;
 use super::hexdump::hex_dump;
 use super::say::aside;
 
-/// Events that wait to be printed; more are counted and left out, because an observer must not block.
+/// Events that wait to be printed; more are counted and left out, because an observer must not
+/// block.
 const BACKLOG: usize = 16 * 1024;
 
 /// Prints events from a thread of its own.

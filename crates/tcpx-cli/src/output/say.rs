@@ -1,4 +1,5 @@
-//! Lines on standard output. A closed pipe only ends the listening; any other failure is kept for the end.
+//! Lines on standard output. A closed pipe only ends the listening; any other failure is kept for
+//! the end.
 
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
@@ -29,7 +30,8 @@ pub(crate) fn is_debug() -> bool {
     DEBUG.load(Ordering::Relaxed)
 }
 
-/// Whether standard error can take colours and what moves: a terminal, and not one that calls itself dumb.
+/// Whether standard error can take colours and what moves: a terminal, and not one that calls
+/// itself dumb.
 pub(crate) fn is_lively() -> bool {
     let is_dumb = std::env::var_os("TERM").is_some_and(|name| name == "dumb");
     io::stderr().is_terminal() && !is_dumb
@@ -67,8 +69,8 @@ pub(crate) fn line(text: fmt::Arguments<'_>) {
 /// The system's number of the last error of a write to standard output; 0 without one.
 static LOST: AtomicI32 = AtomicI32::new(0);
 
-/// [`Error::Output`] if something that was said did not reach standard output: a script that reads the
-/// rest would take it for everything.
+/// [`Error::Output`] if something that was said did not reach standard output: a script that reads
+/// the rest would take it for everything.
 pub(crate) fn check_output() -> Result<(), Error> {
     match LOST.load(Ordering::Relaxed) {
         0 => Ok(()),

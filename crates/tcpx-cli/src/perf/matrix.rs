@@ -1,5 +1,5 @@
-//! Every pair of memories of several processes, by a list of hosts or by what a launcher says. Each serves its memories
-//! and connects to rank 0, which has one pair measured after the other.
+//! Every pair of memories of several processes, by a list of hosts or by what a launcher says. Each
+//! serves its memories and connects to rank 0, which has one pair measured after the other.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -25,7 +25,8 @@ use crate::{bench, measuring};
 /// How long an accept waits before it looks at the clock.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// From rank 0 to another one, which says [`Hello`] first: measure this pair, answered with an [`Outcome`], or end.
+/// From rank 0 to another one, which says [`Hello`] first: measure this pair, answered with an
+/// [`Outcome`], or end.
 type Order = Option<Pair>;
 
 /// From a memory by its place in the host's list to where another one receives.
@@ -85,8 +86,8 @@ struct Part {
     port: u16,
 }
 
-/// Opens the memories, and serves each at a port of its own: behind this rank's in order where they are free, so that a
-/// firewall can know them.
+/// Opens the memories, and serves each at a port of its own: behind this rank's in order where they
+/// are free, so that a firewall can know them.
 fn serve(args: &MatrixArgs, world: &World, key: Option<tcpx::Key>) -> Result<Vec<Part>, Error> {
     let mut same_key = args.link.clone();
     same_key.own_key = key;
@@ -214,7 +215,8 @@ impl<'a> Matrix<'a> {
         let mut others: Vec<_> = (0..world.size).map(|_| None).collect();
         let mut hellos: Vec<(Hello, IpAddr)> = Vec::new();
         while hellos.len() + 1 < world.size && Instant::now() < until {
-            // Without one: nobody came, or whoever came did not finish the set-up; the log says who.
+            // Without one: nobody came, or whoever came did not finish the set-up; the log says
+            // who.
             let Ok(connection) = endpoint.accept(LOOK) else {
                 continue;
             };

@@ -1,4 +1,5 @@
-//! The process that loads the plugin and starts it. It may hang, crash or be ended by the plugin: another watches it.
+//! The process that loads the plugin and starts it. It may hang, crash or be ended by the plugin:
+//! another watches it.
 
 use std::fs::File;
 use std::io::Write;

@@ -1,4 +1,5 @@
-//! The historic check: `Hello from TCPX client!` with tag 42, into page-aligned buffers, each byte compared.
+//! The historic check: `Hello from TCPX client!` with tag 42, into page-aligned buffers, each byte
+//! compared.
 
 use std::time::Duration;
 
@@ -166,7 +167,8 @@ pub(crate) fn send(
         .level(Level::Verified)
         .start()?;
     let report = Progress::new("sending", bytes).follow(transfer, 0)?;
-    // The server checks every byte before it answers, which may take longer than one step of the network.
+    // The server checks every byte before it answers, which may take longer than one step of the
+    // network.
     let verdict = messages::expect(connection, VERDICT, limit + checking(bytes))?;
     let theirs = verdict.wait::<Verdict>("a verdict")??;
     let ours = source

@@ -99,8 +99,8 @@ fn with_googles_first(cards: Vec<&Interface>) -> Vec<&Interface> {
     }
 }
 
-/// A filter in NCCL's notation that admits `names` and nothing else of `all`: a name alone would admit what begins
-/// with it too.
+/// A filter in NCCL's notation that admits `names` and nothing else of `all`: a name alone would
+/// admit what begins with it too.
 pub(crate) fn filter_for(names: &[String], all: &[Interface]) -> String {
     let admits_others = all.iter().any(|one| {
         !names.contains(&one.name) && names.iter().any(|name| one.name.starts_with(name.as_str()))

@@ -83,7 +83,8 @@ fn puts_and_gets_stand_beside_sends_whole_and_in_pieces() {
         "--json",
     ];
     let names = names(&bench(&[&HERE, &SHORT, &ops]));
-    // Round trips have three contenders; what streams has pieces too, but for a message of one piece.
+    // Round trips have three contenders; what streams has pieces too, but for a message of one
+    // piece.
     assert_eq!(names.len(), 2 * 3 + 2 * 3 + 2 * 5, "{names:#?}");
     let pieces = "300000 B, 3 in flight: tcpx, gets of 1 KiB";
     assert!(names.iter().any(|own| own == pieces), "{names:#?}");

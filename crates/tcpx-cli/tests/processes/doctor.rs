@@ -15,7 +15,8 @@ fn double() -> &'static str {
     double::path().to_str().expect("text")
 }
 
-/// What the doctor finds with Google's plugin and the daemon's sockets in `folder`: verdict and measurement of a check.
+/// What the doctor finds with Google's plugin and the daemon's sockets in `folder`: verdict and
+/// measurement of a check.
 fn examine(folder: &Path, id: &str) -> (String, String) {
     let mut command = tcpx(&["doctor", "--plugin", double(), "--json"]);
     command.env("NCCL_GPUDIRECTTCPX_UNIX_CLIENT_PREFIX", folder);

@@ -283,7 +283,8 @@ fn a_server_that_keeps_serves_until_a_signal() {
     assert_eq!(names, ["a", "b", "c"]);
 }
 
-/// Bytes of a file that nobody has sent to its end when 16 MiB of it have arrived: at [`SLOWLY`] seconds are left.
+/// Bytes of a file that nobody has sent to its end when 16 MiB of it have arrived: at [`SLOWLY`]
+/// seconds are left.
 const LONG: u64 = 160 << 20;
 const SLOWLY: [&str; 2] = ["--bwlimit", "16MB"];
 
@@ -485,7 +486,8 @@ fn a_receiver_that_cannot_write_on_is_an_error_at_both_ends() {
     let out = places.out.as_path();
     let file = places.from.join("a");
     random(&file, 64 << 20);
-    // At most 16 MiB a file, in units of 512 bytes; the program ignores the signal, so that the write itself fails.
+    // At most 16 MiB a file, in units of 512 bytes; the program ignores the signal, so that the
+    // write itself fails.
     let server = serve_behind("ulimit -f 32768", out);
     let (server, client) = send(server, &file, &[]);
     for side in [&server, &client] {

@@ -1,5 +1,5 @@
-//! Files through a relay that flips bits: whatever becomes of their transfer, each that is there has its own name and
-//! contents, and after a success all of them are.
+//! Files through a relay that flips bits: whatever becomes of their transfer, each that is there
+//! has its own name and contents, and after a success all of them are.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -50,7 +50,8 @@ fn arrived(out: &Path) -> BTreeMap<String, Vec<u8>> {
     names(&folder).into_iter().map(read).collect()
 }
 
-/// Sends the files through a relay, without progress for so long at most; whether both sides say that they have arrived.
+/// Sends the files through a relay, without progress for so long at most; whether both sides say
+/// that they have arrived.
 fn send(
     sent: &BTreeMap<String, Vec<u8>>,
     source: &Path,

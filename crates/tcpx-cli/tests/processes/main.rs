@@ -1,4 +1,5 @@
-//! The program as a person runs it: real processes, real sockets on loopback, exit codes and what is printed.
+//! The program as a person runs it: real processes, real sockets on loopback, exit codes and what
+//! is printed.
 
 mod support;
 

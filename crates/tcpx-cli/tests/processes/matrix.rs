@@ -14,8 +14,8 @@ fn key() -> String {
     tcpx::generate_key().expect("a key").to_text()
 }
 
-/// A port that nobody listens at now. The system gives none of these to who asks for any: another test could get it
-/// before the program does.
+/// A port that nobody listens at now. The system gives none of these to who asks for any: another
+/// test could get it before the program does.
 fn free_port() -> String {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let start = u16::try_from(std::process::id() % 10_000).expect("a few thousand");
@@ -75,7 +75,8 @@ fn the_hosts_of_a_list_are_measured_pair_by_pair() {
     }
 }
 
-/// A rank of several processes, as a launcher starts it: its variables for rank, size and rank 0's host.
+/// A rank of several processes, as a launcher starts it: its variables for rank, size and rank 0's
+/// host.
 fn rank(variables: [&str; 3], rank: &str, size: &str, port: &str, key: &str) -> Command {
     let mut command = tcpx(&["perf", "--host", "--port", port]);
     command.args(SHORT).env("TCPX_KEY", key);

@@ -11,7 +11,8 @@ use crate::support::{Running, Server, program, run};
 
 const TCPX: &str = env!("CARGO_BIN_EXE_tcpx");
 
-/// A file of this folder moves from host `a` to host `b` at this address; the line that `b` printed.
+/// A file of this folder moves from host `a` to host `b` at this address; the line that `b`
+/// printed.
 fn moves(folder: &Path, address: &str, bind: &[&str], start: impl Fn(bool) -> Command) -> String {
     let (file, out) = (folder.join("weights.bin"), folder.join("out"));
     fs::create_dir(&out).expect("created");

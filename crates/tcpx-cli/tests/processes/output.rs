@@ -157,7 +157,8 @@ fn quiet_leaves_errors_and_the_line_for_the_other_side() {
         .assert_complains("error: ");
 }
 
-/// While it moves, one line that is drawn anew; then what was moved, and that both ends have the same.
+/// While it moves, one line that is drawn anew; then what was moved, and that both ends have the
+/// same.
 #[test]
 fn a_file_takes_two_lines_of_a_terminal() {
     use crate::files::{contents, sender, serve};

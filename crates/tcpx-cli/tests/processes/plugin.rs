@@ -228,7 +228,8 @@ fn impossible_and_missing_devices_are_named() {
         .assert_complains("hint: it found no interface that it can use");
 }
 
-/// The double of Google's plugin with a variable that makes it misbehave, driven by a process that is running.
+/// The double of Google's plugin with a variable that makes it misbehave, driven by a process that
+/// is running.
 fn start_double(variable: &str, value: &str, timeout: [&str; 2], more: &[&str]) -> Running {
     let path = double::path().to_str().expect("text");
     let mut command = tcpx(&[&["plugin", path], &timeout[..], more].concat());

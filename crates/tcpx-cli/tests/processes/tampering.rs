@@ -21,7 +21,8 @@ fn file(mark: &[u8; 16]) -> Vec<u8> {
     bytes
 }
 
-/// A relay in front of a server that puts other bytes of the same length in the place of some, and counts that.
+/// A relay in front of a server that puts other bytes of the same length in the place of some, and
+/// counts that.
 struct Relay {
     address: SocketAddr,
     changed: Arc<AtomicUsize>,
@@ -98,8 +99,8 @@ fn pump(
 /// Files by their names.
 type Files = Vec<(String, Vec<u8>)>;
 
-/// Sends the file through a relay that also puts the digest of its own contents in the place of the right one; how both
-/// sides ended, how much it changed, and what is in the folder then.
+/// Sends the file through a relay that also puts the digest of its own contents in the place of the
+/// right one; how both sides ended, how much it changed, and what is in the folder then.
 fn send(more: &[&str]) -> ([Ended; 2], usize, Files) {
     let directory = tempfile::tempdir().expect("a directory");
     let (out, source) = (directory.path().join("out"), directory.path().join("a"));

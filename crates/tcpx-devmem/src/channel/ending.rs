@@ -36,8 +36,8 @@ impl DevmemChannel {
         self.rule = None;
     }
 
-    /// Makes sure that neither the kernel nor the card reads a slot any more. One whose end is not told
-    /// stays taken for good: what others wrote there would go out as this connection's bytes.
+    /// Makes sure that neither the kernel nor the card reads a slot any more. One whose end is not
+    /// told stays taken for good: what others wrote there would go out as this connection's bytes.
     fn end_sends(&mut self, payload: &OwnedFd) {
         let socket = payload.as_fd();
         if self.reap_rest(socket) {

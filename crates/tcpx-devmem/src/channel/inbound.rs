@@ -15,7 +15,8 @@ use tcpx_net::error::ChannelError;
 const RECEIVES: usize = 32;
 /// Most bytes that one receive is offered.
 const MOST_RECEIVE: usize = 1 << 20;
-/// Records of one receive at first, and at most. What 1,024 cannot describe comes with the next one.
+/// Records of one receive at first, and at most. What 1,024 cannot describe comes with the next
+/// one.
 const RECORDS: usize = 1024;
 const MOST_RECORDS: usize = 4 * RECORDS;
 /// `ETOOSMALL`, which the kernel keeps for itself otherwise: no room for one record.

@@ -45,7 +45,8 @@ impl DevmemChannel {
         }
     }
 
-    /// A peer that has closed shows first where one writes; it is no error while nothing is in flight.
+    /// A peer that has closed shows first where one writes; it is no error while nothing is in
+    /// flight.
     fn ordinary_failed(&mut self, error: io::Error) -> Result<(), ChannelError> {
         if is_the_peers_end(&error) {
             self.peer_closed = true;

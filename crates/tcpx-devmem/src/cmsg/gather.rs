@@ -30,8 +30,8 @@ pub struct Added {
 
 /// A chunk as its receives bring it: fragments in the pool, pieces in host memory.
 ///
-/// Destinations run in stream order from 0, or from where [`Self::restart`] said. Meant to be cleared and filled again: once it has held
-/// the longest chunk it allocates nothing.
+/// Destinations run in stream order from 0, or from where [`Self::restart`] said. Meant to be
+/// cleared and filled again: once it has held the longest chunk it allocates nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Gathered {
     list: ScatterList,

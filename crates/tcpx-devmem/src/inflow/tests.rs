@@ -82,7 +82,8 @@ fn chunks_end_in_the_order_of_their_posting() {
         shape(&receive(&mut inflow, &[(0, 1448, 1), (4096, 1448, 2)])),
         []
     );
-    // The rest of the first chunk is 104 bytes: no more is offered, so no fragment is of two chunks.
+    // The rest of the first chunk is 104 bytes: no more is offered, so no fragment is of two
+    // chunks.
     assert_eq!(inflow.offer(usize::MAX).unwrap().slice.len(), 104);
     let ended = receive(&mut inflow, &[(8192, 104, 3)]);
     let spans = vec![(0, 1448), (1448, 1448), (2896, 104)];

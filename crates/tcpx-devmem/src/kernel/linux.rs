@@ -1,4 +1,5 @@
-//! The kernel of this host: generic netlink, ethtool's ioctls with the layouts of linux/ethtool.h, and what `/proc` says.
+//! The kernel of this host: generic netlink, ethtool's ioctls with the layouts of linux/ethtool.h,
+//! and what `/proc` says.
 
 use std::mem::{offset_of, size_of};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -18,7 +19,8 @@ use tcpx_lanes::socket::set_option;
 use super::{Kernel, Namespaces, NetlinkSocket, RuleTable};
 use crate::rule::Rule;
 
-/// Restarting a queue of a busy card takes a while; an answer that takes longer than this never comes.
+/// Restarting a queue of a busy card takes a while; an answer that takes longer than this never
+/// comes.
 const KERNEL_ANSWER_LIMIT: Duration = Duration::from_secs(20);
 const SOL_NETLINK: i32 = 270;
 /// `NETLINK_EXT_ACK`: errors come with words.
@@ -224,7 +226,8 @@ impl Kernel for Linux {
         let start = list.as_mut_ptr().cast::<Classification>();
         // SAFETY: the list is longer than the structure, and aligned as it is.
         unsafe { start.write(head) };
-        // SAFETY: the kernel writes the structure and as many places as it was told there is room for.
+        // SAFETY: the kernel writes the structure and as many places as it was told there is room
+        // for.
         unsafe { ioctl(interface, start.cast()) }?;
         // SAFETY: written above and by the kernel; every bit pattern is a value.
         let listed = unsafe { start.read() }.count.min(count.count) as usize;

@@ -144,8 +144,8 @@ impl Client {
         self.socket.join(group).map_err(CallError::System)
     }
 
-    /// Sends a request and hands each attribute of each object in the answer to `each`, until the kernel
-    /// says that it has ended.
+    /// Sends a request and hands each attribute of each object in the answer to `each`, until the
+    /// kernel says that it has ended.
     pub(crate) fn send_request(
         &mut self,
         request: &Request,
@@ -155,8 +155,8 @@ impl Client {
         self.call_and_hear(request, family, each, |_, _| Ok(()))
     }
 
-    /// As [`Self::send_request`]; every object of the family goes to `hear` as well, with its command, whether it
-    /// answers the request or tells a group what changed.
+    /// As [`Self::send_request`]; every object of the family goes to `hear` as well, with its
+    /// command, whether it answers the request or tells a group what changed.
     pub(crate) fn call_and_hear(
         &mut self,
         request: &Request,

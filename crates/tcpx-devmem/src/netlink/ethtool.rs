@@ -8,7 +8,8 @@ use crate::kernel::Kernel;
 
 const RINGS_GET: u8 = 15;
 const RINGS_SET: u8 = 16;
-/// Told to [`MONITOR`] when ring settings have changed; the number of a request that answers have too.
+/// Told to [`MONITOR`] when ring settings have changed; the number of a request that answers have
+/// too.
 const RINGS_CHANGED: u8 = 17;
 const MONITOR: &str = "monitor";
 
@@ -76,8 +77,8 @@ pub(crate) fn set_header_split(
 
 /// Turns a split off that is off, and says whether that was left to the driver before.
 ///
-/// The kernel tells what the card does, not what was set. But it announces a change of what was set, and
-/// makes none where that is the same; and what is the same is never refused.
+/// The kernel tells what the card does, not what was set. But it announces a change of what was
+/// set, and makes none where that is the same; and what is the same is never refused.
 pub(crate) fn fix_split_off(kernel: &dyn Kernel, ifindex: u32) -> Result<bool, CallError> {
     let mut client = Client::open(kernel)?;
     let family = client.family("ethtool")?;

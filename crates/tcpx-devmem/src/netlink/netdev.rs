@@ -67,8 +67,8 @@ impl Netdev {
         self.operations.contains(&BIND_TX.into())
     }
 
-    /// Binds memory to a receive queue; the answer is the kernel's number for the memory. The binding
-    /// lives as long as this socket.
+    /// Binds memory to a receive queue; the answer is the kernel's number for the memory. The
+    /// binding lives as long as this socket.
     pub(crate) fn bind_receive(
         &mut self,
         ifindex: u32,

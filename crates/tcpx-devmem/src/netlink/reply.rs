@@ -1,4 +1,5 @@
-//! Reading of answers. Total: any bytes are messages, or an error that says where they stop being some.
+//! Reading of answers. Total: any bytes are messages, or an error that says where they stop being
+//! some.
 
 use netlink_packet_core::{
     NLA_HEADER_SIZE, NLM_F_ACK_TLVS, NLM_F_CAPPED, NLMSG_DONE, NLMSG_ERROR, NLMSG_NOOP,
@@ -82,8 +83,8 @@ fn object(family: u16, body: &[u8]) -> Result<Answer<'_>, NetlinkError> {
     })
 }
 
-/// An error message repeats the request, or its header alone, before the attributes. The end of a dump
-/// has them right after its number.
+/// An error message repeats the request, or its header alone, before the attributes. The end of a
+/// dump has them right after its number.
 fn end<'a>(message: &NetlinkBuffer<&[u8]>, body: &'a [u8]) -> Result<Answer<'a>, NetlinkError> {
     let is_dump = message.message_type() == NLMSG_DONE;
     // Old kernels end a dump without a number.

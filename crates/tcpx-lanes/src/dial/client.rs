@@ -29,7 +29,8 @@ pub enum Heard<T> {
     Nothing,
     /// This is to be said, and more must come.
     Answer(Message),
-    /// The peer has proved itself. With the message, if there is one, so does this side; it ends the handshake.
+    /// The peer has proved itself. With the message, if there is one, so does this side; it ends
+    /// the handshake.
     Answered(Option<Message>, T),
 }
 

@@ -1,9 +1,10 @@
 //! Which connection gives way when strangers crowd the listener.
 //!
-//! A client speaks first and at once, so among those that have said nothing it is one for an instant
-//! only. The victim is drawn at random, because whoever evicts the oldest can be made to evict
-//! exactly those that have a long way; and of two that are drawn it is the one whose source has more,
-//! so that many connections from one place push each other out, and hardly ever one that is alone.
+//! A client speaks first and at once, so among those that have said nothing it is one for an
+//! instant only. The victim is drawn at random, because whoever evicts the oldest can be made to
+//! evict exactly those that have a long way; and of two that are drawn it is the one whose source
+//! has more, so that many connections from one place push each other out, and hardly ever one that
+//! is alone.
 
 use std::collections::{HashSet, VecDeque};
 use std::net::{IpAddr, Ipv6Addr};
@@ -15,7 +16,8 @@ pub(super) const MOST: usize = 1024;
 /// Most of them from one source.
 pub(super) const MOST_PER_SOURCE: usize = 64;
 
-/// Whose connection it is: an IPv4 address, or an IPv6 network of 64 bits, which one host has all of.
+/// Whose connection it is: an IPv4 address, or an IPv6 network of 64 bits, which one host has all
+/// of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Source(IpAddr);
 
@@ -72,7 +74,8 @@ pub(super) struct Candidate {
     pub(super) has_spoken: bool,
 }
 
-/// The one that gives way to a newcomer from `source`, if one must. `draw(n)` gives a number below `n`.
+/// The one that gives way to a newcomer from `source`, if one must. `draw(n)` gives a number below
+/// `n`.
 pub(super) fn victim(
     candidates: impl Iterator<Item = Candidate> + Clone,
     source: Source,
@@ -202,7 +205,8 @@ mod tests {
         assert!(crowd.iter().any(|one| one.has_spoken));
     }
 
-    /// Its hello is late, as where the network lost it: meanwhile others come for a second, at 15,000 a second.
+    /// Its hello is late, as where the network lost it: meanwhile others come for a second, at
+    /// 15,000 a second.
     #[test]
     fn a_silent_client_outlives_sources_with_many_connections() {
         let mut random = draws(3);

@@ -61,8 +61,8 @@ pub(super) enum Progress {
     Failed(String),
     /// It has gone without a word.
     Silent(String),
-    /// It has gone: it had been refused before, or is a lane that its client, which knows the session's secret, does not
-    /// want after all.
+    /// It has gone: it had been refused before, or is a lane that its client, which knows the
+    /// session's secret, does not want after all.
     Gone,
 }
 

@@ -1,8 +1,10 @@
-//! Who runs a loop: its own thread, or for a while a leader, a thread that waits for what the loop moves.
+//! Who runs a loop: its own thread, or for a while a leader, a thread that waits for what the loop
+//! moves.
 //!
-//! A leader begins at any time: whoever runs the loop holds its lock for a round, so that the loop's thread may still
-//! be in one, or wake up in its sleep for one more. Then it parks, until the lease of the leader that left last has
-//! ended. Who leaves wakes it only if it would else sleep for longer.
+//! A leader begins at any time: whoever runs the loop holds its lock for a round, so that the
+//! loop's thread may still be in one, or wake up in its sleep for one more. Then it parks, until
+//! the lease of the leader that left last has ended. Who leaves wakes it only if it would else
+//! sleep for longer.
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU64, Ordering, fence};
@@ -37,7 +39,8 @@ impl Leadership {
         self.until.swap(LED, Ordering::SeqCst) != LED
     }
 
-    /// The leader leaves, and nobody runs the loop until then; whether the loop's thread is to be woken for that.
+    /// The leader leaves, and nobody runs the loop until then; whether the loop's thread is to be
+    /// woken for that.
     pub(super) fn begin_lease(&self, until: u64) -> bool {
         self.lease.store(until, Ordering::Relaxed);
         self.until.store(until, Ordering::SeqCst);
@@ -69,9 +72,10 @@ impl Leadership {
         }
     }
 
-    /// The loop's thread parks: calls `park` with the time until which it does, if there is one, unless it would be too
-    /// long by now. While there is a leader it parks until somebody wakes it, but for one that left a moment ago, and will
-    /// soon again: as long as that lease lasts, so that nobody need wake it.
+    /// The loop's thread parks: calls `park` with the time until which it does, if there is one,
+    /// unless it would be too long by now. While there is a leader it parks until somebody wakes
+    /// it, but for one that left a moment ago, and will soon again: as long as that lease lasts, so
+    /// that nobody need wake it.
     pub(super) fn park(&self, now: u64, park: impl FnOnce(Option<u64>)) {
         let until = match self.until.load(Ordering::SeqCst) {
             LED => match self.lease.load(Ordering::Relaxed) {
@@ -96,7 +100,8 @@ mod model {
     use loom::sync::Arc;
     use loom::sync::atomic::AtomicBool;
 
-    /// A leader leaves while the loop's thread parks: the thread sleeps no longer than the lease, or is woken.
+    /// A leader leaves while the loop's thread parks: the thread sleeps no longer than the lease,
+    /// or is woken.
     #[test]
     fn nobody_sleeps_while_nobody_leads() {
         for lease in [0, 5] {
@@ -128,7 +133,8 @@ mod model {
         }
     }
 
-    /// The lease ends while a leader comes: the loop's thread runs the loop for good only if nobody leads.
+    /// The lease ends while a leader comes: the loop's thread runs the loop for good only if nobody
+    /// leads.
     #[test]
     fn a_leader_that_comes_at_the_end_of_the_lease_is_seen() {
         loom::model(|| {

@@ -61,8 +61,8 @@ pub fn addresses() -> io::Result<Vec<InterfaceAddress>> {
     Ok(found)
 }
 
-/// The interface behind a name that may be the label of an address, such as `eth0:1`: no interface has a
-/// colon in its name.
+/// The interface behind a name that may be the label of an address, such as `eth0:1`: no interface
+/// has a colon in its name.
 fn device(name: &str) -> &str {
     name.split_once(':').map_or(name, |(device, _)| device)
 }

@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use super::{Distance, Interface, InterfaceFilter, InterfaceKind, PciPlace};
 use crate::error::SocketError;
 
-/// Whether container or virtual-machine software names its interfaces so. Peers on other hosts cannot
-/// reach them.
+/// Whether container or virtual-machine software names its interfaces so. Peers on other hosts
+/// cannot reach them.
 pub fn is_container_name(interface: &str) -> bool {
     const BEGINNINGS: [&str; 12] = [
         "docker", "br-", "veth", "virbr", "cni", "flannel", "cali", "cilium", "lxc", "lxd",
@@ -127,8 +127,8 @@ fn automatic(
     let mut nics: Vec<Nic> = all
         .iter()
         .filter(|one| {
-            // In a container a card is one end of a virtual cable; its name tells it from those that
-            // the container software keeps for itself.
+            // In a container a card is one end of a virtual cable; its name tells it from those
+            // that the container software keeps for itself.
             let card = matches!(one.kind, InterfaceKind::Physical | InterfaceKind::Veth);
             one.up && card && !is_local_only(one) || has(one, wish.local)
         })
@@ -213,8 +213,8 @@ fn is_usable(address: IpAddr) -> bool {
     }
 }
 
-/// Of a network that ends at the cable. Those of IPv6 mean nothing without the name of a card, which
-/// differs from host to host.
+/// Of a network that ends at the cable. Those of IPv6 mean nothing without the name of a card,
+/// which differs from host to host.
 pub fn is_link_local(address: IpAddr) -> bool {
     matches!(address, IpAddr::V4(v4) if v4.is_link_local())
 }

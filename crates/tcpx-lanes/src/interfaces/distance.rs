@@ -42,8 +42,8 @@ impl fmt::Display for Distance {
 }
 
 impl PciPlace {
-    /// The place of the PCI device with this address, such as `0000:1b:00.0`, in a sysfs tree; `None`
-    /// when there is none.
+    /// The place of the PCI device with this address, such as `0000:1b:00.0`, in a sysfs tree;
+    /// `None` when there is none.
     pub fn of(root: &Path, address: &str) -> Option<Self> {
         let address = address.to_ascii_lowercase();
         if !is_pci_address(&address) {

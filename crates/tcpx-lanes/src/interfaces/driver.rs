@@ -34,8 +34,8 @@ pub(super) fn driver_of(interface: &str) -> Option<String> {
         *place = libc::c_char::from_ne_bytes([byte]);
     }
     request.ifr_ifru.ifru_data = info.as_mut_ptr().cast();
-    // SAFETY: the request names an interface and points at a driver information block that lives for
-    // the call; the kernel writes no more than that block. There is no safe binding.
+    // SAFETY: the request names an interface and points at a driver information block that lives
+    // for the call; the kernel writes no more than that block. There is no safe binding.
     let done = unsafe { libc::ioctl(socket.as_raw_fd(), ETHTOOL, &raw mut request) };
     if done != 0 {
         return None;

@@ -17,8 +17,8 @@ pub fn reachable(bound: IpAddr) -> IpAddr {
         .unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST))
 }
 
-/// Our address on the default route. Connecting a UDP socket chooses a route and sends nothing; the addresses
-/// are such as are reserved for documentation.
+/// Our address on the default route. Connecting a UDP socket chooses a route and sends nothing; the
+/// addresses are such as are reserved for documentation.
 fn outward() -> Option<IpAddr> {
     let on_route = |from: IpAddr, to: IpAddr| {
         let socket = UdpSocket::bind((from, 0)).ok()?;

@@ -35,8 +35,8 @@ fn producers(shared: &Arc<Shared>) -> [JoinHandle<()>; PRODUCERS] {
     })
 }
 
-/// The consumer looks, does one last thing that says whether it is to be woken, and waits: without a wake it sleeps for
-/// ever, and woken it looks for what was raised.
+/// The consumer looks, does one last thing that says whether it is to be woken, and waits: without
+/// a wake it sleeps for ever, and woken it looks for what was raised.
 fn sees_all(
     shared: &Shared,
     producers: [JoinHandle<()>; PRODUCERS],

@@ -1,10 +1,10 @@
 //! Checks this crate on a real GPU against plain oracles, and prints what it found as JSON.
 //!
-//! `cargo run --release -p tcpx-memory --example gpu_check`. Ends with 0 only if everything matched; a
-//! host without a GPU is a failure here. Takes less than a minute and about 11 GiB of GPU memory. Words
-//! choose checks by name; those of [`LONG`] run only so. `GPU_CHECK_LIMIT` is the time in seconds that one
-//! job may take, and `GPU_CHECK_MOST_COPIES` the longest random list that is also unpacked by one copy for
-//! each fragment: for runs under a tool that slows both down.
+//! `cargo run --release -p tcpx-memory --example gpu_check`. Ends with 0 only if everything
+//! matched; a host without a GPU is a failure here. Takes less than a minute and about 11 GiB of
+//! GPU memory. Words choose checks by name; those of [`LONG`] run only so. `GPU_CHECK_LIMIT` is the
+//! time in seconds that one job may take, and `GPU_CHECK_MOST_COPIES` the longest random list that
+//! is also unpacked by one copy for each fragment: for runs under a tool that slows both down.
 
 mod contexts;
 mod copies;

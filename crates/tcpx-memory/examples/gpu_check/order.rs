@@ -13,8 +13,8 @@ use crate::user::{LEGACY, User, after};
 const LEN: usize = 1 << 20;
 const DELAY: Duration = Duration::from_millis(60);
 
-/// Fills memory slowly on a stream; a copy of it that waits for what `after` names must carry the new
-/// bytes, whatever its destination.
+/// Fills memory slowly on a stream; a copy of it that waits for what `after` names must carry the
+/// new bytes, whatever its destination.
 fn ordered(
     bench: &Bench,
     stream: CUstream,
@@ -156,9 +156,9 @@ pub(crate) fn spinning_kernel(bench: &Bench) -> Outcome {
     Ok(report.join(", "))
 }
 
-/// While the program captures a graph, every kind of job ends well, memory comes and goes, and the program
-/// gets its graph: of both kinds of streams, in every mode. A fence on the captured stream is refused, and so is one on
-/// the default streams where that synchronises with them.
+/// While the program captures a graph, every kind of job ends well, memory comes and goes, and the
+/// program gets its graph: of both kinds of streams, in every mode. A fence on the captured stream
+/// is refused, and so is one on the default streams where that synchronises with them.
 pub(crate) fn graph_capture(bench: &Bench) -> Outcome {
     use CUstreamCaptureMode::{
         CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_RELAXED,
@@ -203,7 +203,8 @@ pub(crate) fn graph_capture(bench: &Bench) -> Outcome {
     Ok("all jobs between 3 kinds of memory, 2 kinds of streams, 3 modes".to_owned())
 }
 
-/// A hundred captures with a kernel in each, of both kinds of streams, while another thread copies without a pause.
+/// A hundred captures with a kernel in each, of both kinds of streams, while another thread copies
+/// without a pause.
 pub(crate) fn captures_beside_copies(bench: &Bench) -> Outcome {
     const CAPTURES: usize = 100;
     let user = bench.user()?;

@@ -106,7 +106,8 @@ fn moves(bench: &Bench, address: u64, len: usize) -> Result<(), String> {
     same_bytes(&arrived, &bytes)
 }
 
-/// Addresses that the driver is asked about: each kind of memory is moved rightly or refused with its reason.
+/// Addresses that the driver is asked about: each kind of memory is moved rightly or refused with
+/// its reason.
 pub(crate) fn pointers(bench: &Bench) -> Outcome {
     use Named::{Gpu, Host};
     let user = bench.user()?;
@@ -204,7 +205,8 @@ fn of_another_context(user: &User, asked: &mut Asked<'_>) -> Result<(), String> 
     let device = asked.bench.gpu.ordinal();
     let mut context: CUcontext = ptr::null_mut();
     let mut address = 0;
-    // SAFETY: the pointers are valid for one handle and one address; what was current before comes back.
+    // SAFETY: the pointers are valid for one handle and one address; what was current before comes
+    // back.
     let made = user.inside(|| unsafe {
         let mut ordinal = 0;
         check(

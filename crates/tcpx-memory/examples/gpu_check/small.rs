@@ -68,8 +68,8 @@ pub(crate) fn both_ways(bench: &Bench) -> Outcome {
         let mut whole = vec![POISON; region.len()];
         region.write_from(0, &whole).map_err(text)?;
         let bytes = random.bytes(len);
-        // Several that follow each other closely, so that the persistent kernel comes: the program's own access between
-        // rounds takes too long for that.
+        // Several that follow each other closely, so that the persistent kernel comes: the
+        // program's own access between rounds takes too long for that.
         for _ in 0..REPEATS {
             write(&mut small, &slice, &bytes).map_err(context)?;
         }
@@ -83,8 +83,8 @@ pub(crate) fn both_ways(bench: &Bench) -> Outcome {
     told(&small, (REPEATS + 1) * rounds)
 }
 
-/// What a kernel of the program has just written is read, and what was just written a kernel reads: at the
-/// same places again and again, so that nothing may come from a cache.
+/// What a kernel of the program has just written is read, and what was just written a kernel reads:
+/// at the same places again and again, so that nothing may come from a cache.
 pub(crate) fn fresh_bytes(bench: &Bench) -> Outcome {
     let (mut small, mut random) = (copies(bench)?, Random::new());
     let user = bench.user()?;
@@ -108,8 +108,8 @@ pub(crate) fn fresh_bytes(bench: &Bench) -> Outcome {
     told(&small, 2 * rounds)
 }
 
-/// Kernels of the program that take every multiprocessor and spin do not stop small copies. They do delay them:
-/// the driver's own take a turn of the GPU's time then, which is milliseconds.
+/// Kernels of the program that take every multiprocessor and spin do not stop small copies. They do
+/// delay them: the driver's own take a turn of the GPU's time then, which is milliseconds.
 pub(crate) fn full_gpu(bench: &Bench) -> Outcome {
     let user = bench.user()?;
     let mut small = copies(bench)?;
@@ -157,8 +157,9 @@ fn warm(small: &mut SmallCopies, region: &Region, random: &mut Random) -> Result
     (0..50).try_for_each(|_| write(small, &region.all(), &random.bytes(region.len())))
 }
 
-/// A program that waits for its whole GPU, or gives memory back, goes on within a moment while small copies
-/// follow each other without a pause; and persistent kernels that are there when their owner goes leave in time.
+/// A program that waits for its whole GPU, or gives memory back, goes on within a moment while
+/// small copies follow each other without a pause; and persistent kernels that are there when their
+/// owner goes leave in time.
 pub(crate) fn whole_device(bench: &Bench) -> Outcome {
     let user = bench.user()?;
     let done = AtomicBool::new(false);
@@ -205,7 +206,8 @@ fn wait_again_and_again(user: &User) -> Result<Duration, String> {
     Ok(longest)
 }
 
-/// How many of the copies the persistent kernel made: most of them, where nothing else is on the GPU.
+/// How many of the copies the persistent kernel made: most of them, where nothing else is on the
+/// GPU.
 fn told(small: &SmallCopies, all: usize) -> Outcome {
     let by = small.persistent_copies();
     if by < all as u64 / 4 {

@@ -25,8 +25,8 @@ pub(crate) fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
-/// Memory of earlier checks must be freed before a kernel runs: the driver may hold up everything while
-/// it frees.
+/// Memory of earlier checks must be freed before a kernel runs: the driver may hold up everything
+/// while it frees.
 pub(crate) fn settle() -> Result<(), String> {
     if Region::wait_for_frees(limit()) {
         Ok(())

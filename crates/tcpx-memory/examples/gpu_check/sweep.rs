@@ -1,4 +1,5 @@
-//! Every length at every alignment, and a million random lists: named checks, because they take a while.
+//! Every length at every alignment, and a million random lists: named checks, because they take a
+//! while.
 
 #[path = "../../src/cpu/tests/random_lists.rs"]
 mod random_lists;
@@ -11,7 +12,8 @@ use crate::support::{Bench, Outcome, Random};
 const POOL: usize = 32 << 20;
 /// Lengths in one list; each at 256 pairs of alignments.
 const LENGTHS: usize = 64;
-/// Random lists, fragments of as many of them as share a launch, and which of them have a launch of their own.
+/// Random lists, fragments of as many of them as share a launch, and which of them have a launch of
+/// their own.
 const LISTS: usize = 1_000_000;
 const TOGETHER: usize = 16_384;
 const ALONE: usize = 64;
@@ -88,7 +90,8 @@ pub(crate) fn counts(bench: &Bench) -> Outcome {
     Ok(format!("{lists} lists"))
 }
 
-/// The random lists of the test on the CPU, with guard bytes between them: most many to a launch, some alone.
+/// The random lists of the test on the CPU, with guard bytes between them: most many to a launch,
+/// some alone.
 pub(crate) fn random_lists(bench: &Bench) -> Outcome {
     let mut random = Random::new();
     let bytes = random.bytes(ROOM);

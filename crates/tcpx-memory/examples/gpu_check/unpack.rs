@@ -7,8 +7,8 @@ use crate::support::{Bench, Outcome, Random, number, text};
 
 const POOL: usize = 32 << 20;
 
-/// All alignments of both ends at many lengths, each fragment with guard bytes around it, in lists that
-/// travel with the launch and in longer ones.
+/// All alignments of both ends at many lengths, each fragment with guard bytes around it, in lists
+/// that travel with the launch and in longer ones.
 pub(crate) fn alignments(bench: &Bench) -> Outcome {
     let mut random = Random::new();
     let bytes = random.bytes(POOL);

@@ -1,5 +1,5 @@
-//! The program's own use of the GPU, apart from the crate: streams, events, kernels and memory through
-//! `cudarc`'s bindings.
+//! The program's own use of the GPU, apart from the crate: streams, events, kernels and memory
+//! through `cudarc`'s bindings.
 
 use std::ffi::{CStr, c_void};
 use std::ptr;
@@ -175,7 +175,8 @@ impl User {
         parts
     }
 
-    /// Addresses for so many parts, and the length of one. They stay until the process ends, as what is mapped there.
+    /// Addresses for so many parts, and the length of one. They stay until the process ends, as
+    /// what is mapped there.
     pub(crate) fn reserve(&self, parts: usize) -> Result<(u64, usize), String> {
         let (mut address, mut part) = (0, 0);
         let kind = self.parts();
@@ -214,8 +215,8 @@ impl User {
         })
     }
 
-    /// Captures what `run` submits to a stream as a graph; in the global mode a forbidden call of any thread breaks the
-    /// capture.
+    /// Captures what `run` submits to a stream as a graph; in the global mode a forbidden call of
+    /// any thread breaks the capture.
     pub(crate) fn capture<R>(
         &self,
         stream: CUstream,

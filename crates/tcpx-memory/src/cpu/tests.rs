@@ -48,7 +48,8 @@ impl Drop for Fenced {
 
 const POISON: u8 = 0xA5;
 
-/// Copies one fragment between two places, by one warp and by two, and compares everything around it, too.
+/// Copies one fragment between two places, by one warp and by two, and compares everything around
+/// it, too.
 fn check(source: &[u8], destination: &mut [u8], from: usize, to: usize, length: usize) {
     for split in 0..2 {
         check_split(source, destination, (from, to, length), split);

@@ -79,8 +79,8 @@ pub(super) fn create(len: usize) -> Result<(OwnedFd, Region), DmaBufError> {
     let base = unsafe { mmap(ptr::null_mut(), whole, protection, flags, &memory, 0) }
         .map_err(|error| fail("mmap", error.to_string()))?;
     let owner = Arc::new(Mapping { base, len: whole });
-    // SAFETY: the mapping lives in the owner, is zero at first, and only devices that the dma-buf was
-    // given to touch it besides, under the pool's lease.
+    // SAFETY: the mapping lives in the owner, is zero at first, and only devices that the dma-buf
+    // was given to touch it besides, under the pool's lease.
     let region = unsafe { Region::from_host_raw(base.cast(), whole, owner) };
     Ok((fd, region))
 }

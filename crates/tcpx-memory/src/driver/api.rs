@@ -1,8 +1,8 @@
 //! The table of driver functions.
 //!
-//! Handles and constants come from `cudarc`'s bindings. The functions are looked up here because the
-//! bindings panic where one is missing, and results stay plain integers because a newer driver may
-//! return a code that the bindings' enum does not know.
+//! Handles and constants come from `cudarc`'s bindings. The functions are looked up here because
+//! the bindings panic where one is missing, and results stay plain integers because a newer driver
+//! may return a code that the bindings' enum does not know.
 
 use std::ffi::{CStr, c_char, c_uint, c_void};
 use std::sync::OnceLock;

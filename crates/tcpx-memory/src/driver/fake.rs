@@ -1,6 +1,6 @@
-//! A driver in this process's memory, for hosts without a GPU: device addresses are CPU addresses, and a
-//! stream does its next few pieces of work only when an event on it is queried. Whatever is reused
-//! too early therefore shows as wrong bytes.
+//! A driver in this process's memory, for hosts without a GPU: device addresses are CPU addresses,
+//! and a stream does its next few pieces of work only when an event on it is queried. Whatever is
+//! reused too early therefore shows as wrong bytes.
 
 mod captures;
 pub(crate) mod device_memory;

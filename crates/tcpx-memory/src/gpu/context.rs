@@ -10,8 +10,8 @@ use crate::ending::{self, Inside};
 use crate::error::CudaError;
 use crate::kind::MemoryKind;
 
-/// Makes a context current on this thread until dropped; what was current before comes back. Where it is
-/// current already nothing is pushed, which is far cheaper.
+/// Makes a context current on this thread until dropped; what was current before comes back. Where
+/// it is current already nothing is pushed, which is far cheaper.
 ///
 /// Meanwhile a graph capture of the program is none of this thread's business, see
 /// [`ignore_captures`]. Where an [`InContext`] sees to all that, only a look is left to do.
@@ -25,10 +25,10 @@ struct Entered {
     capture_mode: u32,
 }
 
-/// Keeps a GPU's context current on this thread, so that each call of this crate saves the three driver
-/// calls that do it; what was current before comes back with the drop. As little as possible of the program's own code may
-/// run meanwhile: the owner of memory that is released, the receiver of the log. If that makes another context current,
-/// later calls make theirs current again.
+/// Keeps a GPU's context current on this thread, so that each call of this crate saves the three
+/// driver calls that do it; what was current before comes back with the drop. As little as possible
+/// of the program's own code may run meanwhile: the owner of memory that is released, the receiver
+/// of the log. If that makes another context current, later calls make theirs current again.
 #[must_use]
 pub struct InContext {
     before: sys::CUcontext,
@@ -64,8 +64,8 @@ impl InContext {
 }
 
 impl Gpu {
-    /// As [`InContext::enter`], also where the context is current: for code that works on the current context and may
-    /// change what that is, such as a network plugin.
+    /// As [`InContext::enter`], also where the context is current: for code that works on the
+    /// current context and may change what that is, such as a network plugin.
     ///
     /// # Errors
     /// The driver's refusal.
@@ -87,11 +87,13 @@ impl fmt::Debug for InContext {
     }
 }
 
-/// Declares that calls of this thread belong to no graph capture, and gives what was declared before.
+/// Declares that calls of this thread belong to no graph capture, and gives what was declared
+/// before.
 ///
-/// While any thread captures in the default mode, the driver refuses others the query of an event, an
-/// allocation or a free, and breaks the capture: a copy in flight would look failed, and the program
-/// would lose its graph. None of our calls can get into a graph, so the ban has nothing to protect.
+/// While any thread captures in the default mode, the driver refuses others the query of an event,
+/// an allocation or a free, and breaks the capture: a copy in flight would look failed, and the
+/// program would lose its graph. None of our calls can get into a graph, so the ban has nothing to
+/// protect.
 pub(crate) fn ignore_captures(api: &Api) -> Result<u32, CudaError> {
     exchange_capture_mode(
         api,
@@ -99,8 +101,9 @@ pub(crate) fn ignore_captures(api: &Api) -> Result<u32, CudaError> {
     )
 }
 
-/// Refuses a stream on which nothing can be recorded, because it is being captured, or because it is the legacy one and
-/// waits for one that is. Its context is current. Whatever the answer, the capture goes on.
+/// Refuses a stream on which nothing can be recorded, because it is being captured, or because it
+/// is the legacy one and waits for one that is. Its context is current. Whatever the answer, the
+/// capture goes on.
 pub(crate) fn refuse_captured(gpu: &Gpu, stream: sys::CUstream) -> Result<(), CudaError> {
     const IMPLICIT: i32 = 906;
     let (mut status, device) = (0, gpu.ordinal());

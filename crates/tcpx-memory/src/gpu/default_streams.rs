@@ -1,8 +1,8 @@
 //! Whether a context's default streams are idle, with one driver call.
 //!
-//! An event recorded on the legacy default stream follows all streams that synchronise with it. A query
-//! of that stream itself covers those streams too, in a fraction of the time. No document promises that,
-//! so it is tried once for each context, and not used where the trial fails.
+//! An event recorded on the legacy default stream follows all streams that synchronise with it. A
+//! query of that stream itself covers those streams too, in a fraction of the time. No document
+//! promises that, so it is tried once for each context, and not used where the trial fails.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc;
@@ -21,28 +21,29 @@ const HOLD: Duration = Duration::from_millis(20);
 /// What the stream of the trial waits for.
 const OPEN: u32 = 1;
 
-/// `CU_STREAM_LEGACY`, the driver's name for the default stream that waits for all others that are not
-/// non-blocking, those of the threads included.
+/// `CU_STREAM_LEGACY`, the driver's name for the default stream that waits for all others that are
+/// not non-blocking, those of the threads included.
 pub(crate) fn legacy() -> sys::CUstream {
     std::ptr::without_provenance_mut(1)
 }
 
 impl Gpu {
-    /// Whether all work on the default streams, and on those that synchronise with them, is known to have
-    /// ended. The context is current.
+    /// Whether all work on the default streams, and on those that synchronise with them, is known
+    /// to have ended. The context is current.
     pub(crate) fn default_streams_rest(&self) -> bool {
         // The event that is recorded instead reports an error.
         self.0.legacy_answers_for_all.get() == Some(&true) && self.legacy_rests() == Ok(true)
     }
 
-    /// Whether the legacy stream has no work. To ask it would break the capture of a stream that it waits for.
+    /// Whether the legacy stream has no work. To ask it would break the capture of a stream that it
+    /// waits for.
     fn legacy_rests(&self) -> Result<bool, CudaError> {
         refuse_captured(self, legacy())?;
         is_at_rest(self.api(), legacy())
     }
 
-    /// Tries what [`default_streams_rest`](Self::default_streams_rest) relies on, with a word of pinned memory that is
-    /// this trial's for good; for set-up.
+    /// Tries what [`default_streams_rest`](Self::default_streams_rest) relies on, with a word of
+    /// pinned memory that is this trial's for good; for set-up.
     pub(super) fn try_legacy_stream(&self, word: MappedHost) {
         let sees = Current::enter(self).and_then(|_current| self.try_with(word));
         if let Err(error) = &sees {
@@ -52,8 +53,8 @@ impl Gpu {
         let _ = self.0.legacy_answers_for_all.set(sees == Ok(Some(true)));
     }
 
-    /// Blocks a stream for a moment; whether the driver reports the legacy stream as busy meanwhile.
-    /// `None` if the stream may still read the word.
+    /// Blocks a stream for a moment; whether the driver reports the legacy stream as busy
+    /// meanwhile. `None` if the stream may still read the word.
     fn try_with(&self, word: MappedHost) -> Result<Option<bool>, CudaError> {
         let api = self.api();
         let Some(wait) = api.cuStreamWaitValue32_v2 else {
@@ -64,15 +65,18 @@ impl Gpu {
             return Ok(Some(false));
         }
         let mut stream = std::ptr::null_mut();
-        // SAFETY: the pointer is valid for one handle; flags of 0 make it synchronise with the legacy one.
+        // SAFETY: the pointer is valid for one handle; flags of 0 make it synchronise with the
+        // legacy one.
         let made = unsafe { (api.cuStreamCreate)(&raw mut stream, 0) };
         api.check("cuStreamCreate", made)?;
-        // SAFETY: pinned and aligned, and it stays until the thread below has ended; nobody else knows of it.
+        // SAFETY: pinned and aligned, and it stays until the thread below has ended; nobody else
+        // knows of it.
         let opened = unsafe { AtomicU32::from_ptr(word.host.as_ptr().cast()) };
         let busy = thread::scope(|scope| {
             let (ask, asked) = mpsc::channel::<()>();
-            // A thread of its own opens it, asked or not: while a stream is held up, a call of another thread of
-            // the program may wait for that stream with the lock that our next call needs.
+            // A thread of its own opens it, asked or not: while a stream is held up, a call of
+            // another thread of the program may wait for that stream with the lock that our next
+            // call needs.
             let open = move || {
                 let _ = asked.recv_timeout(HOLD);
                 opened.store(OPEN, Ordering::Release);
@@ -80,7 +84,8 @@ impl Gpu {
             let opener = thread::Builder::new().name("tcpx-trial".into());
             opener.spawn_scoped(scope, open).ok()?;
             let equal = sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_EQ as u32;
-            // SAFETY: the word is pinned, aligned and stays until the stream has passed; the GPU only reads it.
+            // SAFETY: the word is pinned, aligned and stays until the stream has passed; the GPU
+            // only reads it.
             let held = unsafe { wait(stream, word.device, OPEN, equal) };
             let busy = (held == 0).then(|| self.legacy_rests() == Ok(false));
             drop(ask);

@@ -1,8 +1,9 @@
-//! What a GPU's work needs of the driver: made once, before the first transfer, and never given back.
+//! What a GPU's work needs of the driver: made once, before the first transfer, and never given
+//! back.
 //!
-//! `cuMemHostUnregister`, `cuMemFree` and `cuModuleUnload` wait for the kernels that run, and until they return no
-//! thread of the process can copy. To pin memory or to load a module holds copies up for milliseconds. So the
-//! first connection on a GPU does all of that, and later ones share it.
+//! `cuMemHostUnregister`, `cuMemFree` and `cuModuleUnload` wait for the kernels that run, and until
+//! they return no thread of the process can copy. To pin memory or to load a module holds copies up
+//! for milliseconds. So the first connection on a GPU does all of that, and later ones share it.
 
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -60,7 +61,8 @@ impl PinnedOfGpu {
     }
 }
 
-/// Bytes of the slots that connections share: [`PinnedPool::GPU_BYTES`], or what `TCPX_PINNED_MIB` says.
+/// Bytes of the slots that connections share: [`PinnedPool::GPU_BYTES`], or what `TCPX_PINNED_MIB`
+/// says.
 fn slot_bytes() -> usize {
     let Ok(text) = std::env::var("TCPX_PINNED_MIB") else {
         return PinnedPool::GPU_BYTES;
@@ -75,8 +77,8 @@ fn slot_bytes() -> usize {
 }
 
 impl Gpu {
-    /// The GPU's pinned memory. The first call pins it and prepares all else that would later hold copies up: it
-    /// takes tens of milliseconds, in which copies wait.
+    /// The GPU's pinned memory. The first call pins it and prepares all else that would later hold
+    /// copies up: it takes tens of milliseconds, in which copies wait.
     ///
     /// # Errors
     /// The driver's refusal; a later call tries again.
@@ -93,7 +95,8 @@ impl Gpu {
         Ok(self.0.kept.get_or_init(|| kept))
     }
 
-    /// [`WORKER_BYTES`] of zeroed pinned memory, for good: those that were pinned at set-up, or others for a second user.
+    /// [`WORKER_BYTES`] of zeroed pinned memory, for good: those that were pinned at set-up, or
+    /// others for a second user.
     pub(crate) fn worker_memory(&self) -> Result<MappedHost, MemoryError> {
         let first = lock(&self.kept()?.worker).take();
         first.map_or_else(|| MappedHost::pin(self, WORKER_BYTES), Ok)

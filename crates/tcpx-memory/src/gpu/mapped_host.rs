@@ -1,8 +1,9 @@
 //! Pinned host memory.
 //!
-//! It is mapped and touched here, and only then given to the driver: while that pins memory, no thread of the process
-//! can copy, for 40 ms where it maps 96 MiB itself (`cuMemHostAlloc`), for 3 ms so. Such memory lies in large pages and
-//! near the GPU, and stays mapped whatever becomes of the context, so that no thread of ours falls off it.
+//! It is mapped and touched here, and only then given to the driver: while that pins memory, no
+//! thread of the process can copy, for 40 ms where it maps 96 MiB itself (`cuMemHostAlloc`), for 3
+//! ms so. Such memory lies in large pages and near the GPU, and stays mapped whatever becomes of
+//! the context, so that no thread of ours falls off it.
 
 use std::ptr::NonNull;
 use std::thread;
@@ -108,7 +109,8 @@ fn prefer_node(host: NonNull<u8>, len: usize, node: u32) {
     let Some(nodes) = 1_u64.checked_shl(node) else {
         return;
     };
-    // SAFETY: the mask has as many bits as are named, of which the kernel reads one less; no byte is changed.
+    // SAFETY: the mask has as many bits as are named, of which the kernel reads one less; no byte
+    // is changed.
     unsafe {
         let (mask, bits) = (&raw const nodes, u64::BITS + 1);
         libc::syscall(
@@ -123,7 +125,8 @@ fn prefer_node(host: NonNull<u8>, len: usize, node: u32) {
     }
 }
 
-/// Has all pages made, by several threads where there are many. A kernel before 5.14 makes them when the driver asks.
+/// Has all pages made, by several threads where there are many. A kernel before 5.14 makes them
+/// when the driver asks.
 fn touch(host: NonNull<u8>, len: usize) {
     let part = len.div_ceil(TOUCHING).next_multiple_of(LARGE);
     thread::scope(|scope| {

@@ -6,8 +6,8 @@ use super::{Current, Gpu};
 use crate::driver::{Api, sys};
 use crate::error::CudaError;
 
-/// PTX text, with the zero that the driver wants at the end, which it compiles: that takes up to half a second, in which
-/// no thread of the process can copy.
+/// PTX text, with the zero that the driver wants at the end, which it compiles: that takes up to
+/// half a second, in which no thread of the process can copy.
 const PTX: &str = concat!(include_str!("../kernels/tcpx.ptx"), "\0");
 /// Code that is compiled already, by the first number of the compute capability.
 static COMPILED: [(u32, &Code<[u8]>); 2] = [
@@ -60,7 +60,8 @@ impl Module {
     /// Loads code; the context is current.
     fn load(gpu: &Gpu, code: *const u8) -> Result<Self, CudaError> {
         let mut module = std::ptr::null_mut();
-        // SAFETY: the pointer is valid for one handle, and the code is whole: PTX that ends in a zero, or an ELF file.
+        // SAFETY: the pointer is valid for one handle, and the code is whole: PTX that ends in a
+        // zero, or an ELF file.
         let code = unsafe { (gpu.api().cuModuleLoadData)(&raw mut module, code.cast()) };
         let loaded = gpu.api().check("cuModuleLoadData", code);
         loaded.map_err(|error| unavailable(gpu, error))?;
@@ -70,7 +71,8 @@ impl Module {
     /// The kernel of this name; the context is current.
     pub(crate) fn function(&self, gpu: &Gpu, name: &CStr) -> Result<Function, CudaError> {
         let mut function = std::ptr::null_mut();
-        // SAFETY: the pointer is valid for one handle, the module is loaded, the name ends in a zero.
+        // SAFETY: the pointer is valid for one handle, the module is loaded, the name ends in a
+        // zero.
         let code =
             unsafe { (gpu.api().cuModuleGetFunction)(&raw mut function, self.0, name.as_ptr()) };
         let found = gpu.api().check("cuModuleGetFunction", code);
@@ -88,8 +90,8 @@ impl Function {
     /// Queues a launch of so many blocks of so many threads.
     ///
     /// # Safety
-    /// The context is current and the parameters are of the function's types. The memory that they lead to must
-    /// stay, unused by others, until the stream has passed the launch.
+    /// The context is current and the parameters are of the function's types. The memory that they
+    /// lead to must stay, unused by others, until the stream has passed the launch.
     pub(crate) unsafe fn launch(
         self,
         api: &Api,
@@ -97,8 +99,8 @@ impl Function {
         stream: sys::CUstream,
         parameters: &mut [*mut c_void],
     ) -> Result<(), CudaError> {
-        // SAFETY: the driver copies the parameters in this call and does not write them; the rest is the
-        // caller's promise.
+        // SAFETY: the driver copies the parameters in this call and does not write them; the rest
+        // is the caller's promise.
         let code = unsafe {
             (api.cuLaunchKernel)(
                 self.0,

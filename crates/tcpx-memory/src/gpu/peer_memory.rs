@@ -1,10 +1,11 @@
 //! GPU memory of other processes of this host, to read it.
 //!
-//! There are two kinds. What `cuMemAlloc` gave has a *legacy handle*, some bytes that any process opens once. What is
-//! mapped by physical *segments*, as PyTorch's expandable segments are, goes by a descriptor for each. Either keeps the
-//! owner's memory after its free and its death, until the reader has let go: segments in a fraction of a millisecond,
-//! a legacy handle once the kernels of this process have ended that run then, which holds up its copies meanwhile. So
-//! those are closed by a thread of their own, once the context has no work, or after a while all the same; no other
+//! There are two kinds. What `cuMemAlloc` gave has a *legacy handle*, some bytes that any process
+//! opens once. What is mapped by physical *segments*, as PyTorch's expandable segments are, goes by
+//! a descriptor for each. Either keeps the owner's memory after its free and its death, until the
+//! reader has let go: segments in a fraction of a millisecond, a legacy handle once the kernels of
+//! this process have ended that run then, which holds up its copies meanwhile. So those are closed
+//! by a thread of their own, once the context has no work, or after a while all the same; no other
 //! memory waits for it.
 
 use std::collections::{HashMap, VecDeque};
@@ -24,11 +25,12 @@ use crate::region::Region;
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 const DESCRIPTOR: u32 = 1;
-/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`: memory of another GPU is read where the two reach each other.
+/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`: memory of another GPU is read where the two reach each
+/// other.
 const PEER_ACCESS: u32 = 1;
 
-/// Longest time for which a handle that nobody uses waits for a context without work: its memory is its owner's, who may
-/// want it back.
+/// Longest time for which a handle that nobody uses waits for a context without work: its memory is
+/// its owner's, who may want it back.
 const LATEST_CLOSE: Duration = Duration::from_secs(2);
 /// Time between two looks at the context.
 const LOOK: Duration = Duration::from_millis(1);
@@ -62,7 +64,8 @@ fn there<F>(call: Option<F>, name: &'static str) -> Result<F, CudaError> {
 }
 
 impl Gpu {
-    /// The allocation or segment that an address of this GPU's memory lies in, to be opened by another process.
+    /// The allocation or segment that an address of this GPU's memory lies in, to be opened by
+    /// another process.
     ///
     /// # Errors
     /// The driver's refusal: of memory of a pool, or of segments that were not made to be shared.
@@ -139,8 +142,8 @@ impl Gpu {
         let at = opened.at;
         let _current = Current::enter(self)?;
         let len = self.attribute(Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE, at)?;
-        // SAFETY: mapped until the owner is dropped. Its owner alone writes there, and keeps readers of this process away
-        // from nothing.
+        // SAFETY: mapped until the owner is dropped. Its owner alone writes there, and keeps
+        // readers of this process away from nothing.
         unsafe {
             let region = Region::from_cuda_raw(self, at, len as usize, opened);
             region.share();
@@ -178,8 +181,9 @@ static CLOSED: Condvar = Condvar::new();
 static MAPPED: AtomicU64 = AtomicU64::new(0);
 static HELD_UP: AtomicU64 = AtomicU64::new(0);
 
-/// Allocations and rows of segments of other processes that are mapped here, and how many IPC handles were closed while
-/// the context had work until now, for which the driver waited and held up copies.
+/// Allocations and rows of segments of other processes that are mapped here, and how many IPC
+/// handles were closed while the context had work until now, for which the driver waited and held
+/// up copies.
 pub fn peer_mappings() -> [u64; 2] {
     [&MAPPED, &HELD_UP].map(|count| count.load(Ordering::Relaxed))
 }

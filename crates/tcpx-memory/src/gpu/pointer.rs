@@ -47,8 +47,9 @@ impl Gpu {
         })
     }
 
-    /// Whether this GPU's context can read and write so many bytes there, and they are a GPU's: allocated, mapped
-    /// (in one part or many), of this device and context. Managed memory is one too.
+    /// Whether this GPU's context can read and write so many bytes there, and they are a GPU's:
+    /// allocated, mapped (in one part or many), of this device and context. Managed memory is one
+    /// too.
     pub(crate) fn check_memory(&self, address: u64, len: usize) -> Result<(), MemoryError> {
         let fault = |fault| MemoryError::Pointer {
             address,
@@ -76,8 +77,8 @@ impl Gpu {
         Ok(())
     }
 
-    /// Where the memory ends that an address lies in, and whether more of the same may follow: memory that is mapped
-    /// by its parts.
+    /// Where the memory ends that an address lies in, and whether more of the same may follow:
+    /// memory that is mapped by its parts.
     fn part(&self, at: u64) -> Result<(u64, bool), PointerFault> {
         let device = self.ordinal();
         let unknown = PointerFault::Unknown { device };
@@ -144,7 +145,8 @@ impl Gpu {
     }
 }
 
-/// Whether so many bytes of this process's memory are mapped there, and the first and the last can be read.
+/// Whether so many bytes of this process's memory are mapped there, and the first and the last can
+/// be read.
 pub(crate) fn check_host_memory(address: usize, len: usize) -> Result<(), MemoryError> {
     if len == 0 {
         return Ok(());
@@ -167,12 +169,14 @@ pub(crate) fn check_host_memory(address: usize, len: usize) -> Result<(), Memory
     })
 }
 
-/// Whether the kernel can read the aligned word that a byte lies in: it does before it refuses the call.
+/// Whether the kernel can read the aligned word that a byte lies in: it does before it refuses the
+/// call.
 fn is_readable(address: usize) -> bool {
     const NO_SUCH_OPERATION: i32 = -1;
     let word = std::ptr::without_provenance::<u64>(address & !7);
     let nothing = std::ptr::null_mut::<c_void>();
-    // SAFETY: the call changes nothing, as there is no such operation; the kernel reads the word by itself.
+    // SAFETY: the call changes nothing, as there is no such operation; the kernel reads the word by
+    // itself.
     let refused = unsafe {
         libc::syscall(
             libc::SYS_rt_sigprocmask,

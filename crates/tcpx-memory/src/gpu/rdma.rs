@@ -13,8 +13,8 @@ const THIS_CONTEXT: i32 = 0;
 const TO_OWNER: i32 = 100;
 
 impl Gpu {
-    /// Whether a network card's writes to this GPU's memory need [`Self::flush_device_writes`] before
-    /// GPU work may read them.
+    /// Whether a network card's writes to this GPU's memory need [`Self::flush_device_writes`]
+    /// before GPU work may read them.
     ///
     /// # Errors
     /// The driver's refusal.
@@ -28,8 +28,8 @@ impl Gpu {
         Ok(ordering < OWNER)
     }
 
-    /// Makes what other devices have written to this GPU's memory visible to work launched from now on.
-    /// Blocks for as long as the flush takes.
+    /// Makes what other devices have written to this GPU's memory visible to work launched from now
+    /// on. Blocks for as long as the flush takes.
     ///
     /// # Errors
     /// [`CudaError::MissingSymbol`] or the driver's refusal.

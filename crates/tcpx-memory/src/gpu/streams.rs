@@ -13,8 +13,8 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// After this long a wait yields its core between polls.
 const SPIN: Duration = Duration::from_micros(50);
 
-/// Creates a stream that does not synchronise with the default one; the context must be current. Its kernels, which are
-/// short, come before those of the program that wait for room.
+/// Creates a stream that does not synchronise with the default one; the context must be current.
+/// Its kernels, which are short, come before those of the program that wait for room.
 pub(crate) fn create_stream(api: &Api) -> Result<sys::CUstream, CudaError> {
     let (mut stream, mut first) = (std::ptr::null_mut(), 0);
     let last = std::ptr::null_mut();

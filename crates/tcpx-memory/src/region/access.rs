@@ -1,4 +1,5 @@
-//! Safe access to a region's bytes. Every call leases what it touches, so it cannot race with a transfer.
+//! Safe access to a region's bytes. Every call leases what it touches, so it cannot race with a
+//! transfer.
 
 use std::ops::{Range, RangeBounds};
 
@@ -9,8 +10,9 @@ use crate::job::Work;
 use crate::lease::{Access, Lease};
 use crate::worker::blocking;
 
-/// Bytes that one call copies to a buffer for a message: glibc copies more by `rep movsb`, which some processors do at a
-/// twentieth of the speed from the beginning of a page to byte 16 of one, where long buffers of `malloc` begin.
+/// Bytes that one call copies to a buffer for a message: glibc copies more by `rep movsb`, which
+/// some processors do at a twentieth of the speed from the beginning of a page to byte 16 of one,
+/// where long buffers of `malloc` begin.
 const PIECE_BYTES: usize = 2048;
 
 const READER: &str = "a read by the program";
@@ -24,7 +26,8 @@ pub(crate) unsafe fn append_in_pieces(from: *const u8, len: usize, bytes: &mut V
     bytes.reserve(len);
     for at in (0..len).step_by(PIECE_BYTES) {
         let (piece, filled) = (PIECE_BYTES.min(len - at), bytes.len());
-        // SAFETY: by the caller's promise; there is room for as many bytes, and they are set before they count.
+        // SAFETY: by the caller's promise; there is room for as many bytes, and they are set before
+        // they count.
         unsafe {
             from.add(at).copy_to(bytes.as_mut_ptr().add(filled), piece);
             bytes.set_len(filled + piece);
@@ -33,8 +36,8 @@ pub(crate) unsafe fn append_in_pieces(from: *const u8, len: usize, bytes: &mut V
 }
 
 impl Region {
-    /// Copies `bytes` into the region at `offset`. Blocks; for GPU memory it first waits for the work
-    /// on the default streams.
+    /// Copies `bytes` into the region at `offset`. Blocks; for GPU memory it first waits for the
+    /// work on the default streams.
     ///
     /// # Errors
     /// [`MemoryError::OutOfBounds`], [`MemoryError::Busy`], or the driver's refusal.
@@ -42,8 +45,8 @@ impl Region {
         self.slice(span(offset, bytes.len()))?.write_from(bytes)
     }
 
-    /// Copies from the region at `offset` into `bytes`. Blocks; for GPU memory it first waits for the
-    /// work on the default streams.
+    /// Copies from the region at `offset` into `bytes`. Blocks; for GPU memory it first waits for
+    /// the work on the default streams.
     ///
     /// # Errors
     /// [`MemoryError::OutOfBounds`], [`MemoryError::Busy`], or the driver's refusal.
@@ -87,7 +90,8 @@ impl Region {
         }))
     }
 
-    /// CRC32C (Castagnoli) of a range. Blocks; for GPU memory it first waits for the work on the default streams.
+    /// CRC32C (Castagnoli) of a range. Blocks; for GPU memory it first waits for the work on the
+    /// default streams.
     ///
     /// # Errors
     /// [`MemoryError::OutOfBounds`], [`MemoryError::Busy`], or the driver's refusal.
@@ -102,12 +106,14 @@ impl Region {
         Ok(sum as u32)
     }
 
-    /// Writes bytes of host memory that the caller holds a lease on; the range must have been checked.
+    /// Writes bytes of host memory that the caller holds a lease on; the range must have been
+    /// checked.
     pub(crate) fn write_held(&self, offset: usize, bytes: &[u8]) -> Result<(), MemoryError> {
         let mut from = bytes.as_ptr();
         for (to, len) in self.parts(span(offset, bytes.len()))? {
-            // SAFETY: the range was checked, its parts have as many bytes, and a lease keeps others away from
-            // it. The program's slice may be part of foreign memory, hence a copy that allows overlap.
+            // SAFETY: the range was checked, its parts have as many bytes, and a lease keeps others
+            // away from it. The program's slice may be part of foreign memory, hence a copy that
+            // allows overlap.
             unsafe {
                 to.copy_from(from, len);
                 from = from.add(len);

@@ -54,8 +54,8 @@ enum Owner {
     },
 }
 
-// SAFETY: the pointers are to memory that this value owns, or that its owner keeps. Reads and writes
-// through them are kept apart by leases.
+// SAFETY: the pointers are to memory that this value owns, or that its owner keeps. Reads and
+// writes through them are kept apart by leases.
 unsafe impl Send for Backing {}
 // SAFETY: as above.
 unsafe impl Sync for Backing {}
@@ -75,7 +75,8 @@ impl Backing {
     }
 
     pub(super) fn cuda(gpu: &Gpu, len: usize) -> Result<Self, MemoryError> {
-        // The driver's short memory starts anywhere, and Google's plugin registers none that does not start at a page.
+        // The driver's short memory starts anywhere, and Google's plugin registers none that does
+        // not start at a page.
         let spare = if len < LONG { PAGE } else { 0 };
         let given = reaper::retry(|| Ok(device_alloc(gpu, len + spare)?))?;
         let base = given.next_multiple_of(PAGE as u64);

@@ -19,7 +19,8 @@ pub(super) struct Gathered {
     leases: Vec<Lease>,
 }
 
-// SAFETY: an address and a length. Whoever uses them leases the bytes, through the region they are pieces of.
+// SAFETY: an address and a length. Whoever uses them leases the bytes, through the region they are
+// pieces of.
 unsafe impl Send for Part {}
 // SAFETY: as above.
 unsafe impl Sync for Part {}
@@ -138,7 +139,8 @@ impl Gathered {
     }
 }
 
-/// Many pieces of host memory, or of one GPU's, each a range of a slice: what [`Gather::region`] makes one region of.
+/// Many pieces of host memory, or of one GPU's, each a range of a slice: what [`Gather::region`]
+/// makes one region of.
 #[derive(Clone, Debug)]
 pub struct Gather {
     pieces: Arc<[Part]>,
@@ -160,9 +162,9 @@ impl Gather {
     /// The pieces in their order: which of `parents` each is a range of, and the range.
     ///
     /// # Errors
-    /// A piece lies outside of its parent; [`MemoryError::Unlike`] where parents are in host memory and on a GPU, or
-    /// on two; [`MemoryError::InPieces`] where one is such a region itself; [`MemoryError::Busy`] where two pieces
-    /// overlap that are to be written.
+    /// A piece lies outside of its parent; [`MemoryError::Unlike`] where parents are in host memory
+    /// and on a GPU, or on two; [`MemoryError::InPieces`] where one is such a region itself;
+    /// [`MemoryError::Busy`] where two pieces overlap that are to be written.
     pub fn new(
         parents: &[RegionSlice],
         pieces: impl Iterator<Item = (usize, Range<usize>)>,
@@ -230,7 +232,8 @@ impl Gather {
         })
     }
 
-    /// One region whose bytes are those of the pieces. They are leased as long as it, its slices and leases live.
+    /// One region whose bytes are those of the pieces. They are leased as long as it, its slices
+    /// and leases live.
     ///
     /// # Errors
     /// [`MemoryError::Busy`], as for a lease.

@@ -1,7 +1,8 @@
 //! How the end of a small copy is seen.
 //!
-//! A stream writes a number to a word of pinned memory behind each copy. That is seen sooner than an event,
-//! and takes no call of the driver, which is asked only now and then, as it alone knows of errors.
+//! A stream writes a number to a word of pinned memory behind each copy. That is seen sooner than
+//! an event, and takes no call of the driver, which is asked only now and then, as it alone knows
+//! of errors.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -58,8 +59,8 @@ impl EndWords {
                 needs: "11.7",
             })?;
         let (at, number) = self.next(slot);
-        // SAFETY: the word stays, by the promise to `new`. With no flags the write comes behind all that the stream did
-        // before, as the CPU sees it too.
+        // SAFETY: the word stays, by the promise to `new`. With no flags the write comes behind all
+        // that the stream did before, as the CPU sees it too.
         let code = unsafe { write(stream, at, number, 0) };
         api.check("cuStreamWriteValue32", code)
     }
@@ -75,7 +76,8 @@ impl EndWords {
     /// Whether the slot shows an end, as far as that is seen without the driver.
     pub(super) fn shows(&self, slot: usize) -> bool {
         let word = self.words.at(slot * WORD_BYTES).host;
-        // SAFETY: the word is aligned and ours, by the promise to `new`; the GPU alone writes it, whole.
+        // SAFETY: the word is aligned and ours, by the promise to `new`; the GPU alone writes it,
+        // whole.
         let word = unsafe { AtomicU32::from_ptr(word.as_ptr().cast()) };
         word.load(Ordering::Acquire) == self.signs[slot].number
     }

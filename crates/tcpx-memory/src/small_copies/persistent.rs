@@ -2,9 +2,9 @@
 //!
 //! The driver takes several microseconds to issue a copy, run it and report its end. If small
 //! messages follow each other closely, we launch a kernel that polls for requests in mapped host
-//! memory (`kernels/persistent_copy.cu`). It leaves by itself when none arrive, and in any case after
-//! about a millisecond, so that code that waits for the whole device, or for a free multiprocessor,
-//! waits hardly longer than that. The driver copies requests that it did not serve.
+//! memory (`kernels/persistent_copy.cu`). It leaves by itself when none arrive, and in any case
+//! after about a millisecond, so that code that waits for the whole device, or for a free
+//! multiprocessor, waits hardly longer than that. The driver copies requests that it did not serve.
 
 #[cfg(test)]
 mod tests;
@@ -34,13 +34,13 @@ const IDLE_POLLS: u32 = 96;
 /// The kernel leaves after this many polls and requests; every 4 KiB of a request count as one.
 const MAX_POLLS: u32 = 512;
 
-/// A copy that follows another within this time launches the kernel: it polls for longer than that, so
-/// copies that go on like this find it, and copies further apart never launch it in vain.
+/// A copy that follows another within this time launches the kernel: it polls for longer than that,
+/// so copies that go on like this find it, and copies further apart never launch it in vain.
 const SOON: Duration = Duration::from_micros(64);
 /// A request that takes longer than this is slow: the driver might have been faster.
 const SLOW: Duration = Duration::from_micros(100);
-/// This many slow requests in a row mean that something keeps the kernel from running: another process
-/// on the GPU, a debugger, launches that wait for their end.
+/// This many slow requests in a row mean that something keeps the kernel from running: another
+/// process on the GPU, a debugger, launches that wait for their end.
 const MAX_SLOW: u32 = 8;
 /// No launch for this long after that.
 const PAUSE: Duration = Duration::from_secs(5);
@@ -100,9 +100,9 @@ impl PersistentCopyKernel {
     /// Bytes of zeroed pinned memory that it takes.
     pub(super) const BYTES: usize = RING_BYTES + 2 * APART;
 
-    /// Launches the kernel once, to leave at once, so that the driver has nothing left
-    /// to set up. Does not wait for it: a kernel of the program that waits for this set-up may occupy
-    /// the whole GPU. `memory` is this kernel's alone for good. The context is current.
+    /// Launches the kernel once, to leave at once, so that the driver has nothing left to set up.
+    /// Does not wait for it: a kernel of the program that waits for this set-up may occupy the
+    /// whole GPU. `memory` is this kernel's alone for good. The context is current.
     ///
     /// # Errors
     /// [`CudaError::KernelUnavailable`], or the driver's refusal.
@@ -145,13 +145,14 @@ impl PersistentCopyKernel {
         self.word(RING_BYTES) == self.residency && !self.has_left()
     }
 
-    /// Requests a copy, after which the kernel writes `end.1` to the word at `end.0`. `inline` is what the source
-    /// has, if that is no more than [`MOST_INLINE`] and known here, else empty; it saves the GPU a look at the source.
+    /// Requests a copy, after which the kernel writes `end.1` to the word at `end.0`. `inline` is
+    /// what the source has, if that is no more than [`MOST_INLINE`] and known here, else empty; it
+    /// saves the GPU a look at the source.
     ///
     /// # Safety
-    /// Source and destination must be `bytes` of memory that the GPU can reach. They and the word at
-    /// `end` must stay, unused by others, until that word is written or [`Self::is_open`] has returned
-    /// `false`. No more than [`REQUESTS`] requests may be open.
+    /// Source and destination must be `bytes` of memory that the GPU can reach. They and the word
+    /// at `end` must stay, unused by others, until that word is written or [`Self::is_open`] has
+    /// returned `false`. No more than [`REQUESTS`] requests may be open.
     pub(super) unsafe fn request(
         &mut self,
         way: (u64, u64),
@@ -257,8 +258,9 @@ impl PersistentCopyKernel {
         self.paused_until = Some(now + PAUSE);
     }
 
-    /// Whether the kernel may still serve a request whose completion the caller has not seen. If not,
-    /// the kernel has left and touches nothing any more: the completion is visible now, or never.
+    /// Whether the kernel may still serve a request whose completion the caller has not seen. If
+    /// not, the kernel has left and touches nothing any more: the completion is visible now, or
+    /// never.
     ///
     /// # Errors
     /// The driver's, for example when a kernel has broken the context.
@@ -297,8 +299,8 @@ impl PersistentCopyKernel {
             idle_polls: IDLE_POLLS,
             max_polls: MAX_POLLS,
         };
-        // SAFETY: the parameter has the kernel's type, and its memory stays until the kernel has left.
-        // Callers of `request` promise that of what it copies.
+        // SAFETY: the parameter has the kernel's type, and its memory stays until the kernel has
+        // left. Callers of `request` promise that of what it copies.
         unsafe {
             let parameters = &mut [parameter(&residency)];
             self.kernel

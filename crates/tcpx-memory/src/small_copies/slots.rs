@@ -4,7 +4,8 @@ use super::persistent::WorkRequest;
 use crate::lease::Held;
 use crate::slice::RegionSlice;
 
-/// Copies in flight at a time, at most: one that is longer than a slot takes several that follow each other.
+/// Copies in flight at a time, at most: one that is longer than a slot takes several that follow
+/// each other.
 pub(super) const SLOTS: usize = u16::BITS as usize;
 /// Bytes of a slot.
 pub(super) const SLOT: usize = 32 << 10;
@@ -27,7 +28,8 @@ pub(super) type Memory = (RegionSlice, Held);
 
 /// A copy in flight, and what it touches.
 pub(super) struct Copy {
-    /// The caller's name for a copy whose end is to be reported: any but a read that its caller waits for.
+    /// The caller's name for a copy whose end is to be reported: any but a read that its caller
+    /// waits for.
     pub(super) token: Option<u64>,
     pub(super) kind: Kind,
     /// Where to and where from, and how much.

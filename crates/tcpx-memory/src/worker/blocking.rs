@@ -1,5 +1,5 @@
-//! GPU memory that the program reads and writes as it waits: its copy worker does that, after what the default streams
-//! have to do.
+//! GPU memory that the program reads and writes as it waits: its copy worker does that, after what
+//! the default streams have to do.
 
 use std::hint;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};

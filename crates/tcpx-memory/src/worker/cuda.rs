@@ -34,7 +34,8 @@ use crate::lock;
 
 /// Bytes of its own pinned memory, for bytes on their way to or from pageable memory.
 const STAGING: usize = 8 << 20;
-/// Bytes of pinned memory that a worker takes: for staging, and for the lists and flags of its kernels.
+/// Bytes of pinned memory that a worker takes: for staging, and for the lists and flags of its
+/// kernels.
 pub(crate) const WORKER_BYTES: usize = STAGING + LaunchSlots::BYTES.next_multiple_of(4096);
 /// The pause between looks at workers that are waited for.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -42,7 +43,8 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// The workers of this process. Each lives as long as the process.
 static WORKERS: Mutex<Vec<Arc<CopyWorker>>> = Mutex::new(Vec::new());
 
-/// The process's worker of this context, started if there is none. Those of several GPUs start at a time.
+/// The process's worker of this context, started if there is none. Those of several GPUs start at a
+/// time.
 pub(super) fn worker(gpu: &Gpu) -> Result<Arc<CopyWorker>, MemoryError> {
     let _starting = gpu.starting();
     if let Some(worker) = started(gpu) {
@@ -129,7 +131,8 @@ fn worker_of(
     })
 }
 
-/// What does the jobs of a queue, on the thread that calls this. All that it makes stays until the process ends.
+/// What does the jobs of a queue, on the thread that calls this. All that it makes stays until the
+/// process ends.
 fn set_up(gpu: &Gpu, queue: &Arc<JobQueue>) -> Result<Engine, MemoryError> {
     let _inside = ending::enter().ok_or(CudaError::ProcessEnds)?;
     let memory = gpu.worker_memory()?;

@@ -22,8 +22,8 @@ impl ParkGate {
     /// Calls `park` unless there is work. A thread that publishes work meanwhile unparks this one.
     pub(super) fn sleep(&self, has_work: impl FnOnce() -> bool, park: impl FnOnce()) {
         self.sleeping.store(true, Ordering::SeqCst);
-        // Pairs with the fence in `must_wake`: either this thread sees the work, or the publisher sees
-        // that it sleeps.
+        // Pairs with the fence in `must_wake`: either this thread sees the work, or the publisher
+        // sees that it sleeps.
         fence(Ordering::SeqCst);
         if !has_work() {
             park();
@@ -40,8 +40,8 @@ impl ParkGate {
     /// The thread takes work once more after this, and never again.
     pub(super) fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
-        // Pairs with the fence in `must_wake`: either this thread's last poll finds the work, or the
-        // publisher, which asks after publishing, learns that it must take the work back.
+        // Pairs with the fence in `must_wake`: either this thread's last poll finds the work, or
+        // the publisher, which asks after publishing, learns that it must take the work back.
         fence(Ordering::SeqCst);
     }
 

@@ -23,8 +23,8 @@ pub(super) const ROOM: usize = 4096;
 
 /// A job that was checked and holds its memory.
 ///
-/// A ticket that is lost, because the worker's loop panicked, reports that to its sink and keeps its memory for
-/// ever: something may still touch it.
+/// A ticket that is lost, because the worker's loop panicked, reports that to its sink and keeps
+/// its memory for ever: something may still touch it.
 pub(super) struct Ticket {
     held: ManuallyDrop<Held>,
     answer: Answer,
@@ -92,7 +92,8 @@ impl Ticket {
         fence.map_or(Ok(true), Fence::is_reached_in_context)
     }
 
-    /// Reports an error to the sink and keeps the memory for good, because something may still touch it.
+    /// Reports an error to the sink and keeps the memory for good, because something may still
+    /// touch it.
     pub(super) fn abandon(self, error: MemoryError) {
         let Self { held: _, answer } = self;
         let source = Box::new(error);
@@ -140,8 +141,9 @@ impl Drop for Answer {
 
 /// Submitters push, one thread pops and sleeps.
 ///
-/// A job that holds a slot of a network cannot be refused, as nobody would try it again. There are as many of those as
-/// the windows and slots of all connections allow, for which the room suffices as a rule; the rest waits beside it.
+/// A job that holds a slot of a network cannot be refused, as nobody would try it again. There are
+/// as many of those as the windows and slots of all connections allow, for which the room suffices
+/// as a rule; the rest waits beside it.
 pub(super) struct JobQueue {
     tickets: ArrayQueue<Ticket>,
     /// What came when `tickets` was full, and behind that, until all of it has begun.
@@ -171,8 +173,8 @@ impl JobQueue {
         }
     }
 
-    /// Runs the worker's loop on the calling thread. Even if that panics, every accepted job is told its
-    /// end, and none is accepted any more.
+    /// Runs the worker's loop on the calling thread. Even if that panics, every accepted job is
+    /// told its end, and none is accepted any more.
     pub(super) fn serve(&self, run: impl FnOnce()) {
         self.thread.get_or_init(thread::current);
         if catch_unwind(AssertUnwindSafe(run)).is_err() {
@@ -264,8 +266,8 @@ impl JobQueue {
         rests && self.is_empty()
     }
 
-    /// Sleeps until there is a job, the worker stops, or `limit` has passed, without which nothing is in flight; may
-    /// return sooner.
+    /// Sleeps until there is a job, the worker stops, or `limit` has passed, without which nothing
+    /// is in flight; may return sooner.
     pub(super) fn sleep(&self, limit: Option<Duration>) {
         self.resting.store(limit.is_none(), Ordering::SeqCst);
         let has_work = || !self.is_empty() || self.is_stopping();

@@ -1,7 +1,7 @@
 //! The thread that frees CUDA memory.
 //!
-//! Freeing can wait for a kernel of the user that itself waits for a transfer, so no thread that moves
-//! transfers forward may do it.
+//! Freeing can wait for a kernel of the user that itself waits for a transfer, so no thread that
+//! moves transfers forward may do it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;

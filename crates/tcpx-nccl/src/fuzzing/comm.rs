@@ -27,8 +27,8 @@ static RUNTIME: LazyLock<Arc<Runtime>> = LazyLock::new(|| {
     plugin.shared().runtime().expect("two threads")
 });
 
-/// Input: whether there may be lanes, how the stream is cut, whether it is sealed and every other piece bare, then what
-/// the peer sends.
+/// Input: whether there may be lanes, how the stream is cut, whether it is sealed and every other
+/// piece bare, then what the peer sends.
 pub fn comm(data: &[u8]) {
     let Some((how, stream)) = data.split_first() else {
         return;
@@ -97,7 +97,8 @@ struct Plain {
     failed: bool,
 }
 
-/// By the table of records: nothing is read beyond the last posted receive, and an end before it fails.
+/// By the table of records: nothing is read beyond the last posted receive, and an end before it
+/// fails.
 fn plainly(stream: &[u8], with_lanes: bool, memory: &mut Memory) -> Plain {
     let mut plain = Plain::default();
     let (mut rest, mut next, mut joined) = (stream, 0, false);

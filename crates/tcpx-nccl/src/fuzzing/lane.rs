@@ -29,8 +29,8 @@ const TOO_LONG: Duration = Duration::from_secs(20);
 static LOOPS: LazyLock<EventLoops> =
     LazyLock::new(|| EventLoops::start("tcpx-nccl", 1).expect("a thread"));
 
-/// Input: a byte that says how the stream is cut, then what the peer sends on its lane, whose checksums are
-/// made to fit.
+/// Input: a byte that says how the stream is cut, then what the peer sends on its lane, whose
+/// checksums are made to fit.
 pub fn lane(data: &[u8]) {
     let Some((cut, stream)) = data.split_first() else {
         return;

@@ -24,7 +24,8 @@ impl Inbound {
         let (Some(comeback), None) = (&self.comeback, self.sent_in_all) else {
             return false;
         };
-        // Where what came was not what the sender sealed, it has to hear of it; and it hears answers first.
+        // Where what came was not what the sender sealed, it has to hear of it; and it hears
+        // answers first.
         for link in self.answers.take().iter().chain([&self.link]) {
             tcpx_lanes::socket::abort(link.as_fd());
         }
@@ -80,8 +81,8 @@ impl Inbound {
         self.answers.as_ref().unwrap_or(&self.link)
     }
 
-    /// The sender must not wait for a receiver that gave up, nor a fork's copy of a socket keep it waiting. What it was
-    /// told comes first.
+    /// The sender must not wait for a receiver that gave up, nor a fork's copy of a socket keep it
+    /// waiting. What it was told comes first.
     pub(super) fn hang_up(&mut self) {
         self.comeback = None;
         for link in self.answers.iter().chain([&self.link]) {
@@ -108,7 +109,8 @@ impl Inbound {
         self.asks_after = STALL_BEHIND;
     }
 
-    /// Says now and then how far the stream was read; a host that calls nothing more leaves that to the monitor.
+    /// Says now and then how far the stream was read; a host that calls nothing more leaves that to
+    /// the monitor.
     pub(super) fn acknowledge(&mut self) {
         let untold = self.bytes_read - self.bytes_told;
         if untold == 0 {
@@ -123,8 +125,8 @@ impl Inbound {
         }
     }
 
-    /// Says how far the stream was read; whether the sender was told. One that was not has lost the connection, and asks
-    /// again over the next one.
+    /// Says how far the stream was read; whether the sender was told. One that was not has lost the
+    /// connection, and asks again over the next one.
     fn report_position(&mut self) -> bool {
         let Some(answers) = &self.answers else {
             return false;
@@ -139,8 +141,9 @@ impl Inbound {
         is_reported
     }
 
-    /// The monitor's turn, for a host that calls nothing: another connection takes the place of one that broke, and the
-    /// sender hears what was read. `before`: bytes that were read at the last turn.
+    /// The monitor's turn, for a host that calls nothing: another connection takes the place of one
+    /// that broke, and the sender hears what was read. `before`: bytes that were read at the last
+    /// turn.
     pub(crate) fn tend(&mut self, before: &mut u64, log: &Log) -> Look {
         let Some(comeback) = &self.comeback else {
             return Look::Gone;

@@ -34,8 +34,8 @@ impl Inbound {
             // 24 bytes, and the sender reads whenever it has a message: they fit.
             match answers.send_whole(&grant.encode(Record::Grant)) {
                 Ok(Moved::Bytes(HEADER_BYTES)) => {}
-                // The sender has closed, or asks again over other connections. What it sent before may wait to be read,
-                // and reading tells.
+                // The sender has closed, or asks again over other connections. What it sent before
+                // may wait to be read, and reading tells.
                 Err(_) => {}
                 moved => {
                     return Err(

@@ -1,4 +1,5 @@
-//! Where lanes and comms' own connections come in: a listening socket of the process for each of its addresses.
+//! Where lanes and comms' own connections come in: a listening socket of the process for each of
+//! its addresses.
 
 use std::collections::VecDeque;
 use std::io;
@@ -26,12 +27,14 @@ use crate::handle::Door;
 use crate::held::Listener;
 use crate::link::Link;
 
-/// Connections that may wait for the other one of their pair: many peers come at once when a job starts.
+/// Connections that may wait for the other one of their pair: many peers come at once when a job
+/// starts.
 const MAX_PENDING: usize = 256;
-/// Halves of lanes that a process has open, its own sending ones among them; a peer that knows the secret must not fill
-/// its memory.
+/// Halves of lanes that a process has open, its own sending ones among them; a peer that knows the
+/// secret must not fill its memory.
 const MOST_HALVES: usize = 32_768;
-/// Time to say what a connection is for, and for the other one of its pair to come; its peer dials both at once.
+/// Time to say what a connection is for, and for the other one of its pair to come; its peer dials
+/// both at once.
 const HELLO_TIME: Duration = Duration::from_secs(10);
 /// Between looks at the deadlines of those that have proved themselves.
 const TICK: Duration = Duration::from_secs(1);
@@ -48,8 +51,9 @@ pub(crate) struct LaneDoor {
 }
 
 impl LaneDoor {
-    /// Accepts what `key` authenticates, and seals if it says so, from `listener`, made of the `secret` that its handles show: lanes for the loops, of
-    /// which there may be none, and connections for comms.
+    /// Accepts what `key` authenticates, and seals if it says so, from `listener`, made of the
+    /// `secret` that its handles show: lanes for the loops, of which there may be none, and
+    /// connections for comms.
     pub(crate) fn open(
         listener: Listener,
         secret: [u8; Key::BYTES],
@@ -130,8 +134,8 @@ struct Acceptor {
     halves: Halves,
 }
 
-/// Connections that wait for the other one of their pair, the oldest first. One that waits in vain is reset: its end in
-/// order would say that its comm is gone.
+/// Connections that wait for the other one of their pair, the oldest first. One that waits in vain
+/// is reset: its end in order would say that its comm is gone.
 #[derive(Default)]
 struct Halves(VecDeque<Half>);
 

@@ -1,5 +1,5 @@
-//! Parts of messages on their way out of GPU memory: the copy worker puts each into a pinned slot, and
-//! when it is there, on the lanes.
+//! Parts of messages on their way out of GPU memory: the copy worker puts each into a pinned slot,
+//! and when it is there, on the lanes.
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -66,8 +66,8 @@ impl FromGpu {
                 from: from.slice,
                 to,
             },
-            // NCCL posts a send when its kernel has written the bytes; that kernel may still run, so
-            // waiting for a stream would be waiting for ourselves.
+            // NCCL posts a send when its kernel has written the bytes; that kernel may still run,
+            // so waiting for a stream would be waiting for ourselves.
             fence: None,
             sink: Arc::<Self>::clone(self),
             // Below 64.
@@ -125,7 +125,8 @@ mod tests {
     use super::*;
     use crate::lanes::send_path::header;
 
-    /// A comm's parts of which the first is being copied, and the lanes for it, which nobody drives.
+    /// A comm's parts of which the first is being copied, and the lanes for it, which nobody
+    /// drives.
     fn copying() -> (Arc<SendStream>, Arc<LaneSet>, FromGpu) {
         let set = LaneSet::without_lanes(true);
         let pool = CopyWorker::host().unwrap().slots_to_send(1);

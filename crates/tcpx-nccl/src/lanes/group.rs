@@ -44,7 +44,8 @@ impl Group {
         lock(&self.lanes)
     }
 
-    /// A lane came, which `place` reaches and `id` names; the lane of its number that it replaces ends.
+    /// A lane came, which `place` reaches and `id` names; the lane of its number that it replaces
+    /// ends.
     pub(crate) fn entered(&self, hello: &Hello, id: u64, place: &Remote) -> Result<(), Violation> {
         let mut lanes = self.lock();
         let wrong = |expected: String, arrived: String| Violation {
@@ -111,8 +112,8 @@ impl Group {
         self.lock().parked.push(place.clone());
     }
 
-    /// Whether all lanes came and have ended. One that did not come yet may be in its loop's inbox, with chunks
-    /// that nobody has read.
+    /// Whether all lanes came and have ended. One that did not come yet may be in its loop's inbox,
+    /// with chunks that nobody has read.
     pub(crate) fn is_gone(&self) -> bool {
         let lanes = self.lock();
         let all_came = lanes.epochs.iter().all(|epoch| *epoch > 0);
@@ -156,7 +157,8 @@ impl Registry {
             .insert(recv_stream.id, Arc::clone(recv_stream));
     }
 
-    /// Takes a comm away from lanes: after this none writes into its memory, or the answer is `false`.
+    /// Takes a comm away from lanes: after this none writes into its memory, or the answer is
+    /// `false`.
     pub(crate) fn close(&self, recv_stream: &RecvStream) -> bool {
         self.lock().recv_streams.remove(&recv_stream.id);
         recv_stream.close()

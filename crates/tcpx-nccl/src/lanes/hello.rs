@@ -1,13 +1,16 @@
-//! The first bytes behind a handshake at a process's door: whose lane it is, and which; or which comm's own connection.
+//! The first bytes behind a handshake at a process's door: whose lane it is, and which; or which
+//! comm's own connection.
 //!
-//! Both are pairs of connections, of which each carries bytes one way only, behind these first ones: payload, and what
-//! its receiver answers. A connection whose process ends before it has read all that came on it is reset by the system,
-//! which drops what it was still to send; on payload's nothing comes.
+//! Both are pairs of connections, of which each carries bytes one way only, behind these first
+//! ones: payload, and what its receiver answers. A connection whose process ends before it has read
+//! all that came on it is reset by the system, which drops what it was still to send; on payload's
+//! nothing comes.
 //!
-//! Little endian, 32 bytes: magic u32, lanes of the group u16, number of the lane u16, group 16 bytes, epoch
-//! u32 (how often a lane of this number was dialled before), CRC32C of the 28 bytes before. Chunks follow on payload's,
-//! each behind a [`ChunkHeader`](tcpx_wire::ChunkHeader). On the other one travels nothing but the bytes of
-//! chunks, headers included, that the receiver has read, u64, to the end of a chunk.
+//! Little endian, 32 bytes: magic u32, lanes of the group u16, number of the lane u16, group 16
+//! bytes, epoch u32 (how often a lane of this number was dialled before), CRC32C of the 28 bytes
+//! before. Chunks follow on payload's, each behind a [`ChunkHeader`](tcpx_wire::ChunkHeader). On
+//! the other one travels nothing but the bytes of chunks, headers included, that the receiver has
+//! read, u64, to the end of a chunk.
 
 use tcpx_lanes::idle::MAX_LANES;
 use tcpx_lanes::receive_lane::Violation;
@@ -43,9 +46,9 @@ pub(crate) enum Greeting {
     Lane(Hello),
 }
 
-/// What a comm's own connection says first: as a lane's, with 0 in place of lanes and number, and the session that
-/// introduced the comm for the group. What the receiver has read comes first of the answers, then the comm's stream goes
-/// on behind that.
+/// What a comm's own connection says first: as a lane's, with 0 in place of lanes and number, and
+/// the session that introduced the comm for the group. What the receiver has read comes first of
+/// the answers, then the comm's stream goes on behind that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Resumption {
     pub(crate) session: SessionId,

@@ -32,8 +32,9 @@ use crate::link::Link;
 
 /// Chunks that wait for a lane; a comm that finds no room tries again at its next call.
 const QUEUE_CHUNKS: usize = 2048;
-/// Smallest part of a message that is worth a lane of its own. With half of it, all-reduces of 1 MiB of two ranks on 16
-/// cores, whose messages then wake twice as many threads, took 289 us in place of 253, and at times 664.
+/// Smallest part of a message that is worth a lane of its own. With half of it, all-reduces of 1
+/// MiB of two ranks on 16 cores, whose messages then wake twice as many threads, took 289 us in
+/// place of 253, and at times 664.
 const SMALL_PART_BYTES: usize = 128 << 10;
 /// The peer's loop answers by itself, so this is a broken path and not a slow program.
 const CONNECT_TIME: Duration = Duration::from_secs(15);
@@ -60,7 +61,8 @@ pub(crate) struct LaneSet {
     peer: Peer,
     /// Those that wait, and what the lanes have done.
     pub(crate) chunks: LaneGroup<Chunk>,
-    /// Bytes of the chunks that wait, or that a lane has begun; of lent ones, until the peer has read them.
+    /// Bytes of the chunks that wait, or that a lane has begun; of lent ones, until the peer has
+    /// read them.
     load: Arc<AtomicUsize>,
     /// The place of each lane in an event loop.
     lanes: Vec<Remote>,
@@ -137,8 +139,9 @@ pub(crate) enum Connecting {
 }
 
 impl LaneSet {
-    /// A set whose lanes are to be connected to `peer`, each for the place of the same number, which lie in so
-    /// many loops as there are `retentions`; with `splice`, large chunks go without a copy.
+    /// A set whose lanes are to be connected to `peer`, each for the place of the same number,
+    /// which lie in so many loops as there are `retentions`; with `splice`, large chunks go without
+    /// a copy.
     pub(crate) fn new(
         group: GroupId,
         peer: Peer,
@@ -203,8 +206,8 @@ impl LaneSet {
         Arc::clone(&self.load)
     }
 
-    /// Bytes of the next part of a message of `total` bytes, of which `left` wait and at most `largest` make
-    /// a part.
+    /// Bytes of the next part of a message of `total` bytes, of which `left` wait and at most
+    /// `largest` make a part.
     pub(super) fn part_bytes(&self, total: usize, left: usize, largest: usize) -> usize {
         let load = self.load.load(Ordering::Relaxed);
         part_bytes(total, left, largest, self.at_a_time, load)
@@ -284,8 +287,8 @@ impl LaneSet {
         true
     }
 
-    /// A lane has ended. What the peer may not have read of its chunks goes over the others, or over itself once
-    /// it is back.
+    /// A lane has ended. What the peer may not have read of its chunks goes over the others, or
+    /// over itself once it is back.
     pub(super) fn lane_ended(&self, lane: u16, chunks: Vec<Chunk>, why: &str) {
         if self.is_closing() || self.failure().is_some() {
             return;
@@ -361,9 +364,10 @@ impl LaneSet {
         *lock(&self.silence) = None;
     }
 
-    /// Ends lanes that are dead while others live. Others that stall are dialled anew: only a connection that
-    /// comes about tells that the peer is not at rest, and that the fault is the lane's; then it takes the lane's place.
-    /// Nothing is lost with a lane, whose chunks all have a receive and are kept until they are read.
+    /// Ends lanes that are dead while others live. Others that stall are dialled anew: only a
+    /// connection that comes about tells that the peer is not at rest, and that the fault is the
+    /// lane's; then it takes the lane's place. Nothing is lost with a lane, whose chunks all have a
+    /// receive and are kept until they are read.
     fn check_lanes(&self, dialling: &mut Dialling, now: Instant) {
         let before = dialling.looked;
         if now < before + TICK {
@@ -473,8 +477,8 @@ impl LaneSet {
         entered
     }
 
-    /// A comm is done with the lanes; the last one closes them. Counting and closing are one step: who enters meanwhile is
-    /// counted before, or sees the end.
+    /// A comm is done with the lanes; the last one closes them. Counting and closing are one step:
+    /// who enters meanwhile is counted before, or sees the end.
     pub(crate) fn release_comm(&self) {
         let less = |comms| match comms {
             0 | CLOSED => None,
@@ -626,8 +630,9 @@ impl Peer {
 /// Parts begin at pages of a message, where they can.
 const PAGE_BYTES: usize = 4096;
 
-/// While half of the `lanes` that move at a time have a part each at most, a message is spread over all of them. What
-/// waits for the peer alone is no load: counted, it made 256 KiB with eight in flight one part each, at 0.7 of the rate.
+/// While half of the `lanes` that move at a time have a part each at most, a message is spread over
+/// all of them. What waits for the peer alone is no load: counted, it made 256 KiB with eight in
+/// flight one part each, at 0.7 of the rate.
 fn part_bytes(total: usize, left: usize, largest: usize, lanes: usize, load: usize) -> usize {
     let lanes = lanes.max(1);
     let most = if load < lanes * largest / 2 {

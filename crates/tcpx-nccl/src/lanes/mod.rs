@@ -2,13 +2,13 @@
 //!
 //! A comm keeps its own connection, which its host program drives: small messages, and everything
 //! that keeps order. A message above the inline limit goes another way once the receiver has said
-//! that a receive is posted for it (a *grant*): it is cut into chunks, the chunks are queued on
-//! the [`lane_set`] of the peer process, and the first lane that is writable takes the next one.
-//! Each lane is a pair of TCP connections with its own place in an event loop. On the other side a lane
+//! that a receive is posted for it (a *grant*): it is cut into chunks, the chunks are queued on the
+//! [`lane_set`] of the peer process, and the first lane that is writable takes the next one. Each
+//! lane is a pair of TCP connections with its own place in an event loop. On the other side a lane
 //! reads each chunk straight into the posted buffer that its header names, and says on the second
 //! connection how far it has read: until then the chunk is kept, and goes over another lane if this
-//! one ends. Of a short chunk that is a copy, so that its send is done at once (`retention`). A thread
-//! dials lanes again that ended or stall.
+//! one ends. Of a short chunk that is a copy, so that its send is done at once (`retention`). A
+//! thread dials lanes again that ended or stall.
 //!
 //! GPU memory takes the same way with a stop in a pinned slot at each end, see `from_gpu` and
 //! `to_gpu`.

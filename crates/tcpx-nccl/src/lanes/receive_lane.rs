@@ -1,4 +1,5 @@
-//! Where the chunks of a lane go: to the posted receives of the comms that its sender's process has here.
+//! Where the chunks of a lane go: to the posted receives of the comms that its sender's process has
+//! here.
 
 use std::collections::HashMap;
 use std::io;
@@ -161,8 +162,9 @@ impl Target for Comms {
             return Ok(Progress::NoRoom);
         };
         let spans = [room.from(done), Span::of_mut(behind)];
-        // SAFETY: what is left of a claimed part of a posted buffer, which its comm leaves to us while
-        // `_writing` lives, or of a pinned slot that is ours; `behind` is borrowed exclusively.
+        // SAFETY: what is left of a claimed part of a posted buffer, which its comm leaves to us
+        // while `_writing` lives, or of a pinned slot that is ours; `behind` is borrowed
+        // exclusively.
         let moved = unsafe { calls::receive_spans(&self.stream, &spans) }?;
         if let Some(error) = self.stream.take_error()? {
             // The sender reset the lane: its memory may have changed before we read it.

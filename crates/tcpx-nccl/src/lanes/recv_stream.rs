@@ -1,9 +1,10 @@
 //! The receives of one comm that lanes may fill.
 //!
-//! The comm's host program posts into slots; lanes claim room in a slot before they write, and count a chunk
-//! when they have written all of it. A claim can never take a byte twice, and a message is complete only when
-//! all of it was claimed and written: so then no byte is missing, and no lane can touch its memory. What a lane
-//! has not written when it ends is put back, for the attempt that comes over another lane.
+//! The comm's host program posts into slots; lanes claim room in a slot before they write, and
+//! count a chunk when they have written all of it. A claim can never take a byte twice, and a
+//! message is complete only when all of it was claimed and written: so then no byte is missing, and
+//! no lane can touch its memory. What a lane has not written when it ends is put back, for the
+//! attempt that comes over another lane.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
@@ -21,10 +22,12 @@ use crate::memory::DeviceSlice;
 
 /// `total` before the first chunk.
 const UNKNOWN: u64 = u64::MAX;
-/// Largest chunk: what goes to device memory is read to a slot first, and a lane that ends lets go of it whole.
+/// Largest chunk: what goes to device memory is read to a slot first, and a lane that ends lets go
+/// of it whole.
 pub(crate) const MAX_CHUNK_BYTES: usize = PinnedPool::SLOT_BYTES;
-/// Looks at a lock before a lane sleeps for it: 10 to 20 us. Eight lanes that claim at once keep each other waiting for
-/// longer than the standard lock looks, and once one sleeps all do: 512 KiB one at a time took 1.2 times as long.
+/// Looks at a lock before a lane sleeps for it: 10 to 20 us. Eight lanes that claim at once keep
+/// each other waiting for longer than the standard lock looks, and once one sleeps all do: 512 KiB
+/// one at a time took 1.2 times as long.
 const LOOKS: u32 = 400;
 /// Longest wait for lanes to leave a comm that closes; each is inside one non-blocking call.
 const CLOSE_WAIT: Duration = Duration::from_secs(5);
@@ -84,7 +87,8 @@ pub(crate) enum ClaimOutcome {
     Drain,
 }
 
-/// A chunk that a lane has claimed: [completed](RecvStream::complete_part) or [put back](RecvStream::put_back) by it.
+/// A chunk that a lane has claimed: [completed](RecvStream::complete_part) or [put
+/// back](RecvStream::put_back) by it.
 #[derive(Debug)]
 pub(crate) struct Part {
     pub(super) sequence: u64,
@@ -164,7 +168,8 @@ impl RecvStream {
         self.group.get()
     }
 
-    /// Lets lanes fill the receive with this number; `device` is the buffer where it lies in device memory.
+    /// Lets lanes fill the receive with this number; `device` is the buffer where it lies in device
+    /// memory.
     pub(crate) fn post(&self, sequence: u64, buffer: Buffer, device: Option<DeviceSlice>) {
         let slot = self.slot(sequence);
         let mut receipt = slot.lock();
@@ -399,8 +404,9 @@ impl RecvStream {
         self.closed.load(Ordering::SeqCst)
     }
 
-    /// Takes the memory away from the lanes; chunks that still arrive are read and dropped. `false`: a
-    /// lane or a copy has not let go of it yet, and may still write there. It is waited for once.
+    /// Takes the memory away from the lanes; chunks that still arrive are read and dropped.
+    /// `false`: a lane or a copy has not let go of it yet, and may still write there. It is waited
+    /// for once.
     #[must_use = "memory that is written to must not be given back"]
     pub(crate) fn close(&self) -> bool {
         let was_closed = self.closed.swap(true, Ordering::SeqCst);

@@ -1,5 +1,6 @@
-//! Copies of short chunks, kept until the peer has read them: with its copy a send is done, as it would be once
-//! the kernel had copied it into a socket, and a lane that ends has the copy sent again.
+//! Copies of short chunks, kept until the peer has read them: with its copy a send is done, as it
+//! would be once the kernel had copied it into a socket, and a lane that ends has the copy sent
+//! again.
 
 use std::sync::{Arc, Mutex};
 
@@ -36,7 +37,8 @@ impl Retention {
         }))
     }
 
-    /// Copies a payload of a slot at most; `None` while no slot is free. Gives the copy and where it lies.
+    /// Copies a payload of a slot at most; `None` while no slot is free. Gives the copy and where
+    /// it lies.
     ///
     /// # Safety
     /// The payload is readable, and nobody writes to it during the call.
@@ -51,8 +53,9 @@ impl Retention {
             slot,
         };
         let to = memory.wrapping_add(slot * SLOT_BYTES);
-        // SAFETY: the slot lies in the region, which `kept` holds, and is ours alone until that is dropped; it is
-        // no memory of the host program's, so the two do not overlap. The caller vouches for the payload.
+        // SAFETY: the slot lies in the region, which `kept` holds, and is ours alone until that is
+        // dropped; it is no memory of the host program's, so the two do not overlap. The caller
+        // vouches for the payload.
         unsafe { std::ptr::copy_nonoverlapping(payload.start(), to, payload.len()) };
         Some((kept, Span::new(to, payload.len())))
     }

@@ -50,7 +50,8 @@ pub(crate) struct Runtime {
     retentions: Vec<Arc<Retention>>,
     /// Dials lanes again, and comms' own connections.
     pub(crate) monitor: Monitor,
-    /// Wake the receiving lanes when a pinned slot is free again; with the workers whose slots they are.
+    /// Wake the receiving lanes when a pinned slot is free again; with the workers whose slots they
+    /// are.
     watches: Mutex<Vec<(Arc<CopyWorker>, FreeWatch)>>,
 }
 
@@ -202,8 +203,9 @@ fn threads_for(cores: usize) -> usize {
     (cores / 2).clamp(1, 12)
 }
 
-/// Lanes to one peer. Up to [`FEW_CORES`], which loops only take from NCCL's threads, there are none, unless GPU memory
-/// needs them or somebody asked for loops; else at least two, so that a lost packet does not stop everything.
+/// Lanes to one peer. Up to [`FEW_CORES`], which loops only take from NCCL's threads, there are
+/// none, unless GPU memory needs them or somebody asked for loops; else at least two, so that a
+/// lost packet does not stop everything.
 pub(crate) fn lanes_for(config: &Config, cores: usize) -> usize {
     if let Some(lanes) = config.lanes {
         return lanes;

@@ -14,13 +14,13 @@ use super::send_stream::SendStream;
 use crate::device::Device;
 use crate::send::Source;
 
-/// Longest wait for lanes to finish a chunk of a comm that closes, and longest time in it without a sign of
-/// life: a peer's loops read whatever its host program does.
+/// Longest wait for lanes to finish a chunk of a comm that closes, and longest time in it without a
+/// sign of life: a peer's loops read whatever its host program does.
 const CLOSE_WAIT: Duration = Duration::from_secs(5);
 const CLOSE_SILENCE: Duration = Duration::from_secs(1);
 
-/// Longest time without a sign of life from a peer that has not read all that was sent; longer than a process is
-/// stopped by hand, for what was sent is the comm's word.
+/// Longest time without a sign of life from a peer that has not read all that was sent; longer than
+/// a process is stopped by hand, for what was sent is the comm's word.
 const DRAIN_SILENCE: Duration = Duration::from_secs(30);
 
 /// Lanes, and what keeps their loops running.
@@ -92,8 +92,8 @@ impl SendPath {
         &self.send_stream
     }
 
-    /// Queues what is left of a message of `total` bytes behind the first `queued`, as far as there is room; gives the bytes
-    /// queued in all. `stream` is the receiver's number for the comm.
+    /// Queues what is left of a message of `total` bytes behind the first `queued`, as far as there
+    /// is room; gives the bytes queued in all. `stream` is the receiver's number for the comm.
     pub(crate) fn queue(
         &self,
         (stream, sequence): (u64, u64),
@@ -146,16 +146,17 @@ impl SendPath {
             .send_stream
             .wait_returned(CLOSE_SILENCE, CLOSE_WAIT, || set.chunks.moves())
         {
-            // The peer's loops read nothing: half a chunk cannot be taken back, the lanes can, and their loops let go
-            // of it at once. Those that have chunks of other comms are dialled again.
+            // The peer's loops read nothing: half a chunk cannot be taken back, the lanes can, and
+            // their loops let go of it at once. Those that have chunks of other comms are dialled
+            // again.
             set.end_lanes();
             self.send_stream.wait_returned(CLOSE_WAIT, CLOSE_WAIT, || 0);
         }
         self.route.set.failure().is_none()
     }
 
-    /// Waits until the peer has read what its host was told is sent; `false` when it never will: it `has_closed`, the
-    /// lanes have ended, or it rests for too long.
+    /// Waits until the peer has read what its host was told is sent; `false` when it never will: it
+    /// `has_closed`, the lanes have ended, or it rests for too long.
     pub(crate) fn drain(&self, mut has_closed: impl FnMut() -> bool) -> bool {
         let set = &self.route.set;
         let is_read = self.send_stream.wait_read(|| {

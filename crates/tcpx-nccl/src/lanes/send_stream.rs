@@ -30,8 +30,8 @@ pub(crate) struct SendStream {
     load: Arc<AtomicUsize>,
 }
 
-/// A part of a message on its way; its comm's memory stays from when somebody [begins](Self::begin) to read it until it is
-/// [retained](Self::retain), or [waits](Self::put_back) again.
+/// A part of a message on its way; its comm's memory stays from when somebody [begins](Self::begin)
+/// to read it until it is [retained](Self::retain), or [waits](Self::put_back) again.
 #[derive(Debug)]
 pub(crate) struct Chunk {
     send_stream: Arc<SendStream>,
@@ -82,7 +82,8 @@ impl SendStream {
         self.slot(sequence).store(bytes, Ordering::Release);
     }
 
-    /// Whether the host may have the memory of a message back: the peer has read all bytes, or copies keep them.
+    /// Whether the host may have the memory of a message back: the peer has read all bytes, or
+    /// copies keep them.
     pub(crate) fn is_sent(&self, sequence: u64) -> bool {
         self.left(sequence) == 0
     }
@@ -134,8 +135,8 @@ impl SendStream {
         self.borrowed.load(Ordering::SeqCst) > 0
     }
 
-    /// Chunks in the host's memory that no lane has begun, or that must be sent again, begin no more: where they wait is no
-    /// matter.
+    /// Chunks in the host's memory that no lane has begun, or that must be sent again, begin no
+    /// more: where they wait is no matter.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
     }
@@ -145,8 +146,8 @@ impl SendStream {
         self.closed.load(Ordering::Acquire)
     }
 
-    /// Waits until no lane holds a part of the host's memory; `false` when one still does after `limit`, or after
-    /// `silence` in which `moves` stalled.
+    /// Waits until no lane holds a part of the host's memory; `false` when one still does after
+    /// `limit`, or after `silence` in which `moves` stalled.
     pub(crate) fn wait_returned(
         &self,
         silence: Duration,
@@ -182,13 +183,14 @@ impl SendStream {
 }
 
 impl Chunk {
-    /// Whether it lies in a slot, which serves other comms afterwards: no peer may read that where it lies.
+    /// Whether it lies in a slot, which serves other comms afterwards: no peer may read that where
+    /// it lies.
     pub(crate) fn is_in_slot(&self) -> bool {
         matches!(self.copy, Some(Copied::FromGpu(_)))
     }
 
-    /// A lane takes it; `false` where its comm has closed and nobody waits for these bytes. What the host was told is sent
-    /// goes on.
+    /// A lane takes it; `false` where its comm has closed and nobody waits for these bytes. What
+    /// the host was told is sent goes on.
     pub(crate) fn begin(&mut self) -> bool {
         if !self.retained && !self.held {
             // In this order: whoever closes says so first, and then looks.
@@ -209,14 +211,15 @@ impl Chunk {
         }
     }
 
-    /// Takes a copy if there is room for one: with it the host may have the memory back, as if the peer had
-    /// read the chunk.
+    /// Takes a copy if there is room for one: with it the host may have the memory back, as if the
+    /// peer had read the chunk.
     pub(crate) fn retain(&mut self, retention: &Arc<Retention>) {
         if self.retained {
             return;
         }
         if self.copy.is_none() {
-            // SAFETY: the comm keeps the memory until the chunk is settled, and its host does not write there.
+            // SAFETY: the comm keeps the memory until the chunk is settled, and its host does not
+            // write there.
             let Some((kept, copy)) = (unsafe { retention.copy(self.payload) }) else {
                 return;
             };

@@ -1,5 +1,5 @@
-//! A chunk, or a whole small message, on its way into GPU memory: read into pinned slots, and copied from
-//! there.
+//! A chunk, or a whole small message, on its way into GPU memory: read into pinned slots, and
+//! copied from there.
 
 use std::sync::Arc;
 
@@ -40,7 +40,8 @@ impl ToGpu {
         Some(Span::new(piece.host_ptr()?, piece.len()).from(*filled))
     }
 
-    /// So many bytes of the last [`Self::room`] have arrived. The comm hears of them when they are copied.
+    /// So many bytes of the last [`Self::room`] have arrived. The comm hears of them when they are
+    /// copied.
     pub(crate) fn arrived(&mut self, bytes: usize, recv_stream: &Arc<RecvStream>, sequence: u64) {
         let Some((piece, filled)) = &mut self.piece else {
             return;

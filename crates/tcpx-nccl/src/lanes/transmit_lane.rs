@@ -20,8 +20,8 @@ use super::send_stream::Chunk;
 use crate::held::Stream;
 use crate::link::is_forged;
 
-/// Bytes sent and not acknowledged, after which the other lanes shall have the next chunks: unlike copying,
-/// splicing would fill one lane in no time.
+/// Bytes sent and not acknowledged, after which the other lanes shall have the next chunks: unlike
+/// copying, splicing would fill one lane in no time.
 const MOST_UNACKED: u64 = 2 << 20;
 /// Most bytes in the pipe: a chunk of the default size.
 const PIPE_BYTES: usize = 256 << 10;
@@ -130,23 +130,25 @@ impl Owner for Queue {
         let moved = if self.seal.seals_payload() {
             let text = match whole.is_empty() {
                 true => &[][..],
-                // SAFETY: registered memory that its comm keeps as long as the chunk lives and whose host leaves it
-                // alone, a pinned slot, or a copy of ours.
+                // SAFETY: registered memory that its comm keeps as long as the chunk lives and
+                // whose host leaves it alone, a pinned slot, or a copy of ours.
                 false => unsafe { std::slice::from_raw_parts(whole.start(), whole.len()) },
             };
             let sent = self.seal.send(&self.stream, head, text);
             leaving.chunk.retain(&self.retention);
             sent.unwrap_or(Ok(Moved::WouldBlock))?
         } else if leaving.lends {
-            // SAFETY: registered memory that its comm keeps as long as the chunk lives, for what lies in a slot is not
-            // lent. Its bytes do not change either: until the peer has read them.
+            // SAFETY: registered memory that its comm keeps as long as the chunk lives, for what
+            // lies in a slot is not lent. Its bytes do not change either: until the peer has read
+            // them.
             let sent = unsafe { self.lender.send(&self.stream, head, payload) }?;
             if let Some(error) = self.lender.take_refusal() {
                 self.set.stop_splicing(&error);
             }
             sent.moved
         } else {
-            // SAFETY: the header is ours; the payload is such memory, a pinned slot, or a copy of ours.
+            // SAFETY: the header is ours; the payload is such memory, a pinned slot, or a copy of
+            // ours.
             let sent = unsafe { calls::send_spans(&self.stream, &[Span::of(head), payload]) };
             // After the peer has got what the socket takes, and while the bytes are in the cache.
             leaving.chunk.retain(&self.retention);
@@ -182,8 +184,8 @@ impl Owner for Queue {
         if unread.is_empty() {
             let _ = self.stream.shutdown(Shutdown::Write);
         } else {
-            // Half a chunk must not look like a whole stream, nor pages that are free again like a chunk. What the
-            // kernel still has of them is not sent after this.
+            // Half a chunk must not look like a whole stream, nor pages that are free again like a
+            // chunk. What the kernel still has of them is not sent after this.
             tcpx_lanes::socket::abort(self.stream.as_fd());
         }
         let why = self.why.take();

@@ -45,7 +45,8 @@ impl State {
         match self.resume.step(Instant::now(), must_stay) {
             Ok(None) => Ok(()),
             Ok(Some([link, answers])) => {
-                // They may be alive and only silent: then their end must not reach the receiver before these do.
+                // They may be alive and only silent: then their end must not reach the receiver
+                // before these do.
                 self.before = vec![
                     std::mem::replace(&mut self.link, Arc::new(link)),
                     std::mem::replace(&mut self.answers, Arc::new(answers)),
@@ -113,8 +114,8 @@ impl State {
         }
     }
 
-    /// A message of the comm's own connection is written whole, for the first time: retains what the receiver may
-    /// lack.
+    /// A message of the comm's own connection is written whole, for the first time: retains what
+    /// the receiver may lack.
     pub(super) fn retain(&mut self, sequence: u64, header: &[u8; HEADER_BYTES], end: u64) {
         let Some(request) = self.ring.by_sequence(sequence) else {
             return;
@@ -125,7 +126,8 @@ impl State {
         if request.size <= copied_bytes(self.send_path.is_some()) {
             let payload = match span.is_empty() {
                 true => &[][..],
-                // SAFETY: memory that the host registered and leaves alone until the request is done.
+                // SAFETY: memory that the host registered and leaves alone until the request is
+                // done.
                 false => unsafe { std::slice::from_raw_parts(span.start(), span.len()) },
             };
             self.resend.copy_last([header, payload]);
@@ -137,7 +139,8 @@ impl State {
         }
     }
 
-    /// Whether the receiver has read every message of a comm that closed, and the kernel has the rest.
+    /// Whether the receiver has read every message of a comm that closed, and the kernel has the
+    /// rest.
     pub(super) fn is_over(&self) -> bool {
         self.resend.read() >= self.messages_end && self.resend.next() == NextPart::New
     }
@@ -190,8 +193,8 @@ impl Watched for Tended {
     }
 }
 
-/// What is left of a comm that closed well: what it has sent and its receiver may not have read, which arrives although
-/// connections break.
+/// What is left of a comm that closed well: what it has sent and its receiver may not have read,
+/// which arrives although connections break.
 #[derive(Debug)]
 pub(super) struct Rest {
     state: State,
@@ -214,7 +217,8 @@ impl Rest {
             shared,
             _runtime: Arc::clone(&runtime),
         };
-        // Without a thread, what the kernel has is all that arrives; the comm's own watch has made one.
+        // Without a thread, what the kernel has is all that arrives; the comm's own watch has made
+        // one.
         let _ = runtime.watch_over(rest);
     }
 }

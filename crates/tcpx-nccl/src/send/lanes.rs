@@ -68,8 +68,8 @@ impl State {
         self.failure.is_some() || self.polls.is_multiple_of(POLLS_BETWEEN_LOOKS)
     }
 
-    /// Whether lanes have all that is left, and still hold some of it: how that ends is theirs to say,
-    /// and they do when they end themselves.
+    /// Whether lanes have all that is left, and still hold some of it: how that ends is theirs to
+    /// say, and they do when they end themselves.
     pub(super) fn is_with_lanes(&self) -> bool {
         self.next == self.ring.posted()
             && self
@@ -103,8 +103,8 @@ impl State {
         }
     }
 
-    /// Whether the message whose turn it is goes over lanes: it lies in GPU memory, or it is large, none of
-    /// it is on the comm's own connection, and the receiver grants.
+    /// Whether the message whose turn it is goes over lanes: it lies in GPU memory, or it is large,
+    /// none of it is on the comm's own connection, and the receiver grants.
     pub(super) fn takes_lanes(&mut self) -> bool {
         if self.send_path.is_none() {
             return false;

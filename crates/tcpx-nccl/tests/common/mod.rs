@@ -27,10 +27,12 @@ pub(crate) const SIZES: [usize; 11] = [
 /// Bytes of a message that is large enough for lanes.
 pub(crate) const MIB: usize = 1 << 20;
 
-/// Everything here runs on loopback within this time, also where a busy machine seldom runs the lanes, or something hangs.
+/// Everything here runs on loopback within this time, also where a busy machine seldom runs the
+/// lanes, or something hangs.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// How long a wait keeps its core, as NCCL does; behind that it leaves it to those that have something to do.
+/// How long a wait keeps its core, as NCCL does; behind that it leaves it to those that have
+/// something to do.
 const SPINS: Duration = Duration::from_millis(50);
 
 pub(crate) fn host_config() -> Config {
@@ -40,7 +42,8 @@ pub(crate) fn host_config() -> Config {
     }
 }
 
-/// A few lanes for large messages, some parts of which are then sent without a copy and some with one.
+/// A few lanes for large messages, some parts of which are then sent without a copy and some with
+/// one.
 pub(crate) fn lane_config() -> Config {
     Config {
         lanes: Some(3),

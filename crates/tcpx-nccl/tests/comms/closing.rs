@@ -1,4 +1,5 @@
-//! Comms and registrations that end before their requests do, and senders that end before their receivers.
+//! Comms and registrations that end before their requests do, and senders that end before their
+//! receivers.
 
 use nccl_net::ResultCode;
 use nccl_net::export::{NetComm, NetRecv, NetSend, RequestId};
@@ -8,7 +9,8 @@ use crate::common::{
     MIB, Pair, Registered, finish, has, lane_config, pair, plugin, posted, random, until,
 };
 
-/// Moves `messages` of `len` bytes, one after the other; with large ones the receiver grants from then on.
+/// Moves `messages` of `len` bytes, one after the other; with large ones the receiver grants from
+/// then on.
 fn moves(pair: &Pair, len: usize, messages: u64) {
     let mut from = Registered::new(&pair.send, random(len, messages), false);
     let mut to = Registered::new(&pair.receive, vec![0; len], false);
@@ -21,7 +23,8 @@ fn moves(pair: &Pair, len: usize, messages: u64) {
     }
 }
 
-/// Calls `attempt` until a transfer was caught amid its bytes: one may be over before it is looked at.
+/// Calls `attempt` until a transfer was caught amid its bytes: one may be over before it is looked
+/// at.
 fn caught(mut attempt: impl FnMut() -> Option<()>) {
     assert!((0..100).any(|_| attempt().is_some()), "always too late");
 }

@@ -271,7 +271,8 @@ fn a_peer_whose_process_cannot_be_reached_is_not_connected_to() {
 
 #[test]
 fn listening_keeps_to_the_port_range_and_says_when_it_is_full() {
-    // For a listener and the process's door. The system found the first a moment ago; others may have the second.
+    // For a listener and the process's door. The system found the first a moment ago; others may
+    // have the second.
     let (plugin, ports, (handle, _listener)) = until("two free ports", || {
         let (handle, listener) = plugin(host_config()).listen(0).unwrap();
         let port = Handle::decode(&handle).unwrap().address.port();

@@ -1,4 +1,5 @@
-//! Nothing of a comm touches its host's memory once its close has returned, whoever looks at the comm meanwhile.
+//! Nothing of a comm touches its host's memory once its close has returned, whoever looks at the
+//! comm meanwhile.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,12 +11,13 @@ use crate::common::{
     MIB, Pair, Registered, has, lane_config, pair, plugin, posted, random, transfer, until,
 };
 
-/// Closes receive comms amid their messages, beside two who ask for the status all the time; the memory of each is its
-/// host's again when the close has returned.
+/// Closes receive comms amid their messages, beside two who ask for the status all the time; the
+/// memory of each is its host's again when the close has returned.
 fn closes_beside_scrapes(rounds: usize) {
     const LARGE: usize = 2 * MIB;
     let plugin = plugin(lane_config());
-    // While it is there so is the thread that answers, which waits for this comm's lock again and again.
+    // While it is there so is the thread that answers, which waits for this comm's lock again and
+    // again.
     let Pair {
         send: stays,
         receive: busy,

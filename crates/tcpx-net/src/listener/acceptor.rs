@@ -39,8 +39,8 @@ pub(super) struct Acceptor {
     door: Door<TcpListener, TcpStream>,
     inner: Arc<Inner>,
     one_time: bool,
-    /// Lanes of sessions that are not known, until what had come before them has been read: their clients' proofs,
-    /// perhaps, behind which they open lanes at once.
+    /// Lanes of sessions that are not known, until what had come before them has been read: their
+    /// clients' proofs, perhaps, behind which they open lanes at once.
     early: Vec<(Greeting, LaneRequest)>,
     sessions: HashMap<SessionId, Registered>,
     spent: bool,

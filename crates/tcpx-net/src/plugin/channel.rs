@@ -34,7 +34,8 @@ pub(super) struct PluginChannel {
     receive: Option<RecvComm>,
     send_registrations: Registrations,
     receive_registrations: Registrations,
-    /// The plugin and its memory; held so that a plugin's `finalize` runs after the last channel, and delays no close.
+    /// The plugin and its memory; held so that a plugin's `finalize` runs after the last channel,
+    /// and delays no close.
     started: Arc<Started>,
     offload: Option<Offload>,
     sends: VecDeque<(u64, RegionSlice)>,
@@ -51,8 +52,8 @@ pub(super) struct PluginChannel {
     stats: ChannelStats,
 }
 
-/// The close of one comm, which holds what the comm may still use: the registrations, and the memory
-/// of requests in flight.
+/// The close of one comm, which holds what the comm may still use: the registrations, and the
+/// memory of requests in flight.
 #[derive(Debug)]
 struct ClosingComm {
     close: Closing,
@@ -507,7 +508,8 @@ impl Channel for PluginChannel {
         }
         self.unconsumed.clear();
         // Closing a comm is the only way to get memory back from a plugin; what it used goes after.
-        // One end closes what it sends on first, the other what it receives on, should each wait for the other.
+        // One end closes what it sends on first, the other what it receives on, should each wait
+        // for the other.
         match self.side {
             Side::Server => {
                 self.close_send();

@@ -1,8 +1,9 @@
 //! Closing a plugin's comms on a thread of their connection's own.
 //!
-//! A close may wait for the peer's, and both ends need the thread of their channels to get there, so
-//! that is not the one to close on. All comms of a connection share one thread and are closed one after
-//! the other, as NCCL does it: there are plugins whose comms share what only one close may use at a time.
+//! A close may wait for the peer's, and both ends need the thread of their channels to get there,
+//! so that is not the one to close on. All comms of a connection share one thread and are closed
+//! one after the other, as NCCL does it: there are plugins whose comms share what only one close
+//! may use at a time.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};

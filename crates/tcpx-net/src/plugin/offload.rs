@@ -85,7 +85,8 @@ impl Offload {
             return Err("the device handle does not fit its allocation".to_owned());
         }
         let keep: Arc<dyn Any + Send + Sync> = Arc::new(());
-        // SAFETY: device memory of the plugin, checked above to reach that far, alive with the comm.
+        // SAFETY: device memory of the plugin, checked above to reach that far, alive with the
+        // comm.
         let region = unsafe { Region::from_cuda_raw(gpu, address as u64, size, keep) };
         let mut bytes = [0u8; size_of::<UnpackNetDeviceHandle>()];
         region
@@ -107,7 +108,8 @@ impl Offload {
             .ok_or("the bounce pool is outside of its allocation")?;
         let keep: Arc<dyn Any + Send + Sync> = Arc::new(());
         // SAFETY: the plugin's pool to the end of its allocation, alive as long as the comm, which
-        // the channel closes only after the last unpack. Mapped host memory has a device address too.
+        // the channel closes only after the last unpack. Mapped host memory has a device address
+        // too.
         let region = unsafe { Region::from_cuda_raw(gpu, bounce, len, keep) };
         Self::new(queue, &region)
     }
@@ -128,7 +130,8 @@ impl Offload {
         &self.pool
     }
 
-    /// Whether somebody may still read the pool: an unpack that runs, or who holds a received payload.
+    /// Whether somebody may still read the pool: an unpack that runs, or who holds a received
+    /// payload.
     pub(super) fn is_read(&self) -> bool {
         // Of the pool's region we hold the slice and the lease that it rides on.
         const OURS: usize = 2;

@@ -31,7 +31,8 @@ pub(super) struct Started {
     pub(super) device: usize,
     pub(super) properties: Properties,
     pub(super) memory: PluginMemory,
-    /// Plugins need not allow listens and connects from several threads at once. NCCL accepts from several.
+    /// Plugins need not allow listens and connects from several threads at once. NCCL accepts from
+    /// several.
     pub(super) setup: Mutex<()>,
 }
 
@@ -89,8 +90,8 @@ impl Started {
         }
     }
 
-    /// Listens for `count` connections; their handles one behind the other. One listen or connect at a time, whichever
-    /// connection it is for.
+    /// Listens for `count` connections; their handles one behind the other. One listen or connect
+    /// at a time, whichever connection it is for.
     pub(super) fn listen(&self, count: usize) -> Result<(Vec<u8>, Vec<Accepting>), NetworkError> {
         let _entered = self
             .memory
@@ -110,8 +111,8 @@ impl Started {
         Ok((handles, accepting))
     }
 
-    /// Brings up one connection in each direction per channel. What listens beyond the peer's handles is
-    /// closed unused.
+    /// Brings up one connection in each direction per channel. What listens beyond the peer's
+    /// handles is closed unused.
     pub(super) fn bring_up(
         self: &Arc<Self>,
         theirs: &[Handle128],

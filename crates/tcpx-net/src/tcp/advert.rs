@@ -148,8 +148,8 @@ impl Advert {
         u16::try_from(cards.len()).unwrap_or(MAX_LANES)
     }
 
-    /// The number of lanes that both sides come to: the lesser wish. Where nobody asked for a number
-    /// it is enough for every pair of cards to have as many as the others.
+    /// The number of lanes that both sides come to: the lesser wish. Where nobody asked for a
+    /// number it is enough for every pair of cards to have as many as the others.
     pub(super) fn agree(&self, theirs: &Self) -> u16 {
         let lanes = match (self.asked, theirs.asked) {
             (true, false) => self.lanes,
@@ -163,8 +163,9 @@ impl Advert {
         lanes.div_ceil(pairs).saturating_mul(pairs).min(MAX_LANES)
     }
 
-    /// How many of the lanes are open from the start: all, but where a side with few cores wishes no more than two for
-    /// each pair of cards, one for each. The others are opened once there is work for them.
+    /// How many of the lanes are open from the start: all, but where a side with few cores wishes
+    /// no more than two for each pair of cards, one for each. The others are opened once there is
+    /// work for them.
     pub(super) fn at_first(&self, theirs: &Self) -> u16 {
         let (lanes, pairs) = (self.agree(theirs), self.pairs(theirs));
         let is_few = !self.asked && !theirs.asked && lanes <= 2 * pairs;

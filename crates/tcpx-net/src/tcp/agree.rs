@@ -61,8 +61,8 @@ impl Cards {
         self.filter.is_none() && self.nics.iter().filter(near).count() > 1
     }
 
-    /// Whether sockets are bound to their cards. With one card that nobody asked for, the routes say
-    /// the same.
+    /// Whether sockets are bound to their cards. With one card that nobody asked for, the routes
+    /// say the same.
     pub(super) fn bind(&self) -> bool {
         !self.within_host && (self.nics.len() > 1 || self.filter.is_some())
     }

@@ -15,8 +15,8 @@ use crate::network::{Exchange, Meanwhile};
 /// A way that no lane could be opened over for this long does not keep the next one waiting.
 const TRY: Duration = Duration::from_millis(750);
 
-/// Lanes on their way to the listener's answers, from 0 on. They join the session once it is known that they are wanted;
-/// the others are closed, and the server has never had them.
+/// Lanes on their way to the listener's answers, from 0 on. They join the session once it is known
+/// that they are wanted; the others are closed, and the server has never had them.
 pub(super) struct Dials {
     dialler: Dialler,
     deadline: Instant,
@@ -26,7 +26,8 @@ pub(super) struct Dials {
 struct Wanted {
     lane: u16,
     way: Way,
-    /// Until the peer's wish is known: a lane that overtakes the client's proof is refused, and opened once more.
+    /// Until the peer's wish is known: a lane that overtakes the client's proof is refused, and
+    /// opened once more.
     is_early: bool,
     dial: LaneDial,
     ended: Option<Result<Box<Opened<LaneClient>>, NetworkError>>,
@@ -44,7 +45,8 @@ impl Dials {
         }
     }
 
-    /// The peer's wish is known: those that begin from now on are of this dialler and have this deadline.
+    /// The peer's wish is known: those that begin from now on are of this dialler and have this
+    /// deadline.
     pub(super) fn agreed(&mut self, dialler: Dialler, deadline: Instant) {
         (self.dialler, self.deadline) = (dialler, deadline);
     }
@@ -53,7 +55,8 @@ impl Dials {
         self.dials.len()
     }
 
-    /// Another one, which begins when they next [go on](Meanwhile::advance), over the first of these ways that is answered.
+    /// Another one, which begins when they next [go on](Meanwhile::advance), over the first of
+    /// these ways that is answered.
     pub(super) fn want(&mut self, lane: u16, ways: Vec<Way>, is_early: bool) {
         let patience = Patience {
             head_start: TRY,

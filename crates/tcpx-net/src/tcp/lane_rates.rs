@@ -1,8 +1,8 @@
 //! How fast lanes are, and whether one that is much slower than others should take another chunk.
 //!
-//! Whoever can write takes the next chunk, which shares them out well until few are left: then a slow
-//! lane would still be at its chunk when all others have long been placed. Such a lane leaves a chunk
-//! alone if the others are done with everything sooner than it would be with this one.
+//! Whoever can write takes the next chunk, which shares them out well until few are left: then a
+//! slow lane would still be at its chunk when all others have long been placed. Such a lane leaves
+//! a chunk alone if the others are done with everything sooner than it would be with this one.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -48,8 +48,8 @@ impl LaneRates {
         }
     }
 
-    /// The peer's system has acknowledged so many bytes in so many microseconds, throughout which the
-    /// lane had something under way.
+    /// The peer's system has acknowledged so many bytes in so many microseconds, throughout which
+    /// the lane had something under way.
     pub(super) fn measured(&self, lane: u16, bytes: u64, micros: u64) {
         let now = bytes.saturating_mul(1_000_000) / micros.max(1);
         self.set(

@@ -21,8 +21,9 @@ use crate::error::{IoError, NetworkError, SocketError};
 
 static LOOPS: PerProcess<OnceLock<Result<EventLoops, IoError>>> = PerProcess::new();
 
-/// The process's loops, which all of its channels share. The first use starts them, for as long as the process lives: as
-/// many as are asked for, or with 0 as suit the machine; later ones take what there is.
+/// The process's loops, which all of its channels share. The first use starts them, for as long as
+/// the process lives: as many as are asked for, or with 0 as suit the machine; later ones take what
+/// there is.
 pub(super) fn loops(asked: u16) -> Result<&'static EventLoops, IoError> {
     LOOPS
         .get()
@@ -112,8 +113,8 @@ impl ChannelShared {
         socket.receive.start(Box::new(receiving));
     }
 
-    /// Brings a dead lane back with a new stream; `false`: halves of the old one are still there. A channel that has
-    /// ended drops it.
+    /// Brings a dead lane back with a new stream; `false`: halves of the old one are still there. A
+    /// channel that has ended drops it.
     pub(super) fn restore(shared: &Arc<Self>, lane: u16, joined: JoinedLane) -> bool {
         let _adding = lock(&shared.membership);
         let Ok(loops) = loops(0) else {
@@ -197,7 +198,8 @@ mod tests {
         }
     }
 
-    /// The lane that held the chunk has let go of it meanwhile, and another stream has taken its place.
+    /// The lane that held the chunk has let go of it meanwhile, and another stream has taken its
+    /// place.
     #[test]
     fn a_new_stream_is_not_ended_for_the_old_ones_chunk() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -312,8 +314,8 @@ mod tests {
         assert_eq!(came, [TransferId(0), TransferId(1)]);
     }
 
-    /// The peer of one connection says at once that a chunk was placed, and reads its lane only after others
-    /// were sent to another peer.
+    /// The peer of one connection says at once that a chunk was placed, and reads its lane only
+    /// after others were sent to another peer.
     #[test]
     fn a_peer_that_lies_reads_nothing_of_what_others_get() {
         // Both are on this host: slots are copied.

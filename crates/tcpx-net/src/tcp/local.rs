@@ -1,15 +1,18 @@
-//! Peers on the same host: the receiver of a chunk copies it from where it lies in the sender's memory.
+//! Peers on the same host: the receiver of a chunk copies it from where it lies in the sender's
+//! memory.
 //!
-//! Nothing but its owner writes memory, so deadlines, cancels and deregistrations are local as on every path. A sender
-//! [exposes](exposed) a chunk in an entry of its table, which the peer has mapped, and says on a lane which one; the
-//! receiver [reads](peer_memory) entry, payload and entry again, of [GPU memory](gpu_memory) by its copy worker. Only an
-//! entry that is still the chunk's after the last byte is success: a sender that lets go of memory empties the entry
-//! first. A message that one copy moves is exposed as a whole: the frame that asks for it says where, and whoever takes that
-//! frame copies it, or has its copy worker do so, and no lane is woken. A window is exposed by the first get that its owner has checked: later
-//! ones are made without the owner.
+//! Nothing but its owner writes memory, so deadlines, cancels and deregistrations are local as on
+//! every path. A sender [exposes](exposed) a chunk in an entry of its table, which the peer has
+//! mapped, and says on a lane which one; the receiver [reads](peer_memory) entry, payload and entry
+//! again, of [GPU memory](gpu_memory) by its copy worker. Only an entry that is still the chunk's
+//! after the last byte is success: a sender that lets go of memory empties the entry first. A
+//! message that one copy moves is exposed as a whole: the frame that asks for it says where, and
+//! whoever takes that frame copies it, or has its copy worker do so, and no lane is woken. A window
+//! is exposed by the first get that its owner has checked: later ones are made without the owner.
 //!
-//! Which process the peer is [the kernel says](proof), and the peer's memory holds what the two ends of the session alone
-//! know. The kernel asks for the right to read host memory with each call; where it refuses, that goes over TCP.
+//! Which process the peer is [the kernel says](proof), and the peer's memory holds what the two
+//! ends of the session alone know. The kernel asks for the right to read host memory with each
+//! call; where it refuses, that goes over TCP.
 
 mod exposed;
 mod gpu_memory;
@@ -38,7 +41,8 @@ pub(super) use proof::Door;
 pub enum Local {
     /// Never.
     Off,
-    /// Where the kernel proves the peer's process, and lets its memory be read; not with encryption.
+    /// Where the kernel proves the peer's process, and lets its memory be read; not with
+    /// encryption.
     Auto,
     /// With encryption too.
     On,
@@ -71,17 +75,18 @@ impl FromStr for Local {
     }
 }
 
-/// Longest message in host memory that whoever takes its frame copies: a longer one goes over lanes, whose threads copy
-/// beside that one.
+/// Longest message in host memory that whoever takes its frame copies: a longer one goes over
+/// lanes, whose threads copy beside that one.
 const MOST_HOST_BYTES: usize = 1 << 20;
 
 /// How much of it goes at a time; tests draw all of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LocalSizes {
-    /// Payload of fewer bytes follows its header: reading it elsewhere takes calls of its own, which copying it twice does
-    /// not.
+    /// Payload of fewer bytes follows its header: reading it elsewhere takes calls of its own,
+    /// which copying it twice does not.
     pub least: usize,
-    /// Bytes that one call copies, at least 1: a lane looks at the rest of its work in between. They take some 20 us.
+    /// Bytes that one call copies, at least 1: a lane looks at the rest of its work in between.
+    /// They take some 20 us.
     pub slice: usize,
     /// Messages that are exposed by their place in a frame at a time; others go over lanes.
     pub messages: u16,
@@ -89,8 +94,8 @@ pub struct LocalSizes {
     pub windows: u16,
     /// Regions of the peer's GPUs that are mapped at a time; others come over TCP.
     pub imports: usize,
-    /// Bytes of a chunk or message that is read from a GPU by one copy; half of it, and so on, where it lies in too many parts.
-    /// A multiple of what both ends cut at.
+    /// Bytes of a chunk or message that is read from a GPU by one copy; half of it, and so on,
+    /// where it lies in too many parts. A multiple of what both ends cut at.
     pub chunk: u32,
     /// Parts of a chunk or message that are exposed, 1 to 1,024: what lies in more goes over lanes.
     pub parts: usize,
@@ -173,8 +178,8 @@ impl LocalPath {
         goes.then(|| table.expose(slot, header, host_parts(payload)))?
     }
 
-    /// Exposes a message, if the peer may read it; a frame says where. GPU memory that the peer does not know is not
-    /// offered to it for that: chunks do.
+    /// Exposes a message, if the peer may read it; a frame says where. GPU memory that the peer
+    /// does not know is not offered to it for that: chunks do.
     pub(super) fn expose_message(&self, source: &RegionSlice) -> Option<(Exposure, Exposed)> {
         let table = self.table.as_ref()?;
         let bytes = u32::try_from(source.len()).ok()?;
@@ -189,7 +194,8 @@ impl LocalPath {
         goes.then(|| table.expose_message(bytes, host_parts(source)))?
     }
 
-    /// Where a message lies that goes to memory of this kind; `None` where the peer exposes it no more.
+    /// Where a message lies that goes to memory of this kind; `None` where the peer exposes it no
+    /// more.
     ///
     /// # Errors
     /// It is not read here, or the peer's table says what cannot be.
@@ -211,7 +217,8 @@ impl LocalPath {
         }
     }
 
-    /// Exposes a window to the peer, which has shown its secret and may get there, until the result is dropped.
+    /// Exposes a window to the peer, which has shown its secret and may get there, until the result
+    /// is dropped.
     pub(super) fn expose_window(
         &self,
         window: &tcpx_wire::Place,
@@ -228,7 +235,8 @@ impl LocalPath {
         goes.then(|| memory.until_written(|| table.expose_window(window, host_parts(memory))))?
     }
 
-    /// Where pieces of the peer's windows lie, if it exposes them and they are read to here without it.
+    /// Where pieces of the peer's windows lie, if it exposes them and they are read to here without
+    /// it.
     pub(super) fn find_in_windows(
         &self,
         pieces: &mut dyn Iterator<Item = (tcpx_wire::Place, u64)>,
@@ -275,7 +283,8 @@ impl LocalPath {
         gpus.is_some_and(|gpus| gpus.is_readable(source))
     }
 
-    /// How long the chunks of a transfer from this memory may be, if the peer reads it with one copy each.
+    /// How long the chunks of a transfer from this memory may be, if the peer reads it with one
+    /// copy each.
     pub(super) fn chunk_bytes(&self, source: &RegionSlice) -> Option<u32> {
         let gpus = self.gpus.as_ref().filter(|_| is_on_gpu(source))?;
         gpus.chunk_bytes(source, self.sizes.chunk)

@@ -116,8 +116,8 @@ impl ChannelShared {
         watch::wake();
     }
 
-    /// Claims a chunk. The sender of one that another lane holds gave that up: nothing of it may be written once another
-    /// attempt begins, so its stream ends first.
+    /// Claims a chunk. The sender of one that another lane holds gave that up: nothing of it may be
+    /// written once another attempt begins, so its stream ends first.
     pub(super) fn without_holder(
         &self,
         mut claim: impl FnMut() -> Result<Arrival, Violation>,
@@ -125,7 +125,8 @@ impl ChannelShared {
         let mut arrival = claim()?;
         while let Arrival::HeldBy(holder) = arrival {
             let socket = self.roster.socket(holder);
-            // Whoever holds it still had that stream: its place is empty until it has put back all that it held.
+            // Whoever holds it still had that stream: its place is empty until it has put back all
+            // that it held.
             arrival = claim()?;
             if matches!(arrival, Arrival::HeldBy(now) if now == holder) {
                 if let Some(socket) = &socket {

@@ -17,8 +17,8 @@ use crate::network::{Exchange, Setup, Side};
 /// Lanes that the client opens early have this long.
 const TRY: Duration = Duration::from_millis(1500);
 
-/// Lanes that the client opens while the server's wish is still under way to it: as many as this wish needs at once, the
-/// way of the control connection, unless they will take others.
+/// Lanes that the client opens while the server's wish is still under way to it: as many as this
+/// wish needs at once, the way of the control connection, unless they will take others.
 pub(super) fn early((ours, cards): &(Advert, Cards), setup: &Setup<'_>) -> Dials {
     let lanes = ours.at_first(ours);
     let waits = setup.side == Side::Server || cards.bind();
@@ -31,7 +31,8 @@ pub(super) fn early((ours, cards): &(Advert, Cards), setup: &Setup<'_>) -> Dials
     dials
 }
 
-/// The lanes that are opened at first by number, how they come back when they die, and the ways they take, for a person.
+/// The lanes that are opened at first by number, how they come back when they die, and the ways
+/// they take, for a person.
 pub(super) fn open(
     agreed: Agreed,
     early: Dials,
@@ -65,7 +66,8 @@ pub(super) fn open(
     }
 }
 
-/// Opens the lanes that are opened at first: each over a route of its own, or over what works in its place.
+/// Opens the lanes that are opened at first: each over a route of its own, or over what works in
+/// its place.
 fn dial(
     (lanes, at_first): (u16, u16),
     mut dials: Dials,
@@ -163,8 +165,8 @@ fn collect(
     Ok(streams.into_iter().flatten().collect())
 }
 
-/// As [`bind_to_card`], for a lane of the set-up: one that came to a card which the user does not allow, or
-/// through one, is an error.
+/// As [`bind_to_card`], for a lane of the set-up: one that came to a card which the user does not
+/// allow, or through one, is an error.
 fn accept_on_card(
     stream: &TcpStream,
     cards: &Cards,
@@ -189,9 +191,9 @@ fn accept_on_card(
     })
 }
 
-/// What an accepted lane sends leaves through the card that it came to, whatever the routes say. A lane that
-/// came in through another one than its address is of stays unbound, for a socket that is bound to a card
-/// hears nothing from others; the answer is which one that was.
+/// What an accepted lane sends leaves through the card that it came to, whatever the routes say. A
+/// lane that came in through another one than its address is of stays unbound, for a socket that is
+/// bound to a card hears nothing from others; the answer is which one that was.
 pub(super) fn bind_to_card(stream: &TcpStream, cards: &Cards) -> Option<String> {
     let local = stream.local_addr().ok()?.ip();
     let nic = cards.card_at(local).filter(|nic| nic.carries);
@@ -210,7 +212,8 @@ pub(super) fn bind_to_card(stream: &TcpStream, cards: &Cards) -> Option<String> 
     None
 }
 
-/// The ways of the lanes: between which addresses, through which cards, and how many where they differ.
+/// The ways of the lanes: between which addresses, through which cards, and how many where they
+/// differ.
 fn describe(lanes: &[JoinedLane], cards: &Cards) -> String {
     let mut ways: Vec<(String, u32)> = Vec::new();
     for JoinedLane { stream, .. } in lanes {

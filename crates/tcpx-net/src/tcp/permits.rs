@@ -23,8 +23,8 @@ impl Permit {
         }
     }
 
-    /// Whether the slot may be lent to a lane's socket, which may keep it for as long as its peer reads nothing: never
-    /// all of them, as others go on over the last one.
+    /// Whether the slot may be lent to a lane's socket, which may keep it for as long as its peer
+    /// reads nothing: never all of them, as others go on over the last one.
     pub(super) fn lend(&mut self) -> bool {
         let more = |lent| (lent + 1 < self.most).then_some(lent + 1);
         self.is_lent = self.is_lent
@@ -48,7 +48,8 @@ impl Drop for Permit {
 mod tests {
     use super::*;
 
-    /// A lane that is silent keeps those that were lent to it, though nobody wants their chunks any more.
+    /// A lane that is silent keeps those that were lent to it, though nobody wants their chunks any
+    /// more.
     #[test]
     fn one_that_is_not_lent_comes_back_whatever_lanes_keep() {
         for slots in 2..9 {

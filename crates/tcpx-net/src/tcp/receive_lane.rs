@@ -23,8 +23,8 @@ use crate::error::ChunkPosition;
 const ASIDE: usize = 160 << 10;
 
 thread_local! {
-    /// Where a thread reads short chunks to before they go to their slots; empty until there is one. One for all
-    /// its lanes: those of each would push each other out of the cache.
+    /// Where a thread reads short chunks to before they go to their slots; empty until there is
+    /// one. One for all its lanes: those of each would push each other out of the cache.
     static READ_ASIDE: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -51,7 +51,8 @@ pub(super) struct Reading {
     claim: Claim,
     /// Its destination, or a pinned slot; `None` until there is one.
     into: Option<RegionSlice>,
-    /// Its header, if its payload lies in the peer's memory, and where that is once it was looked up.
+    /// Its header, if its payload lies in the peer's memory, and where that is once it was looked
+    /// up.
     exposed: Option<(ChunkHeader, Option<Source>)>,
 }
 
@@ -74,8 +75,8 @@ impl OpenWindows {
         received.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// Copies some of a chunk from where it lies in the peer's memory. That of a GPU the copy worker copies, as it does
-    /// from a slot.
+    /// Copies some of a chunk from where it lies in the peer's memory. That of a GPU the copy
+    /// worker copies, as it does from a slot.
     fn copy(&self, reading: &mut Reading, done: usize) -> io::Result<Progress> {
         let Reading {
             claim,

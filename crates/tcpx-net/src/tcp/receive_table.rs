@@ -1,7 +1,8 @@
 //! Windows that are open to chunks of the peer, found by name.
 //!
-//! A chunk names its window, its index and the length of its transfer; with the window's plan that says where it
-//! goes. The first chunk fixes the transfer's length. Each chunk is [claimed](Claims) once.
+//! A chunk names its window, its index and the length of its transfer; with the window's plan that
+//! says where it goes. The first chunk fixes the transfer's length. Each chunk is [claimed](Claims)
+//! once.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -75,8 +76,8 @@ pub(super) enum Arrival {
     Claimed(Claim),
     /// Its window is closed, or it has come before; drop its bytes.
     Unwanted,
-    /// It was sent again because this lane died, which this side did not know: end it. The lane that
-    /// asks is on the list of those to wake.
+    /// It was sent again because this lane died, which this side did not know: end it. The lane
+    /// that asks is on the list of those to wake.
     HeldBy(u16),
 }
 
@@ -96,8 +97,8 @@ pub(super) struct ReceiveTable {
     named: AtomicU64,
     /// Chunks of all windows so far.
     chunks: AtomicU64,
-    /// Windows that the owner is to look at, each once: those that are open, and those that were closed since it
-    /// looked last.
+    /// Windows that the owner is to look at, each once: those that are open, and those that were
+    /// closed since it looked last.
     ready: SegQueue<Arc<OpenWindow>>,
     /// Lanes that wait for another one to let go of their chunk.
     pub(super) waiting: LaneSet,
@@ -147,7 +148,8 @@ impl ReceiveTable {
         }
     }
 
-    /// Opens a window; `Err` if its name is not above all before it. How many are open the session's limits say.
+    /// Opens a window; `Err` if its name is not above all before it. How many are open the
+    /// session's limits say.
     pub(super) fn open(&self, window: ReceiveWindow) -> Result<(), ReceiveWindow> {
         let mut open = lock(&self.open);
         if window.window < self.named.load(Ordering::Acquire) {
@@ -186,8 +188,8 @@ impl ReceiveTable {
     pub(super) fn claim(&self, lane: u16, header: &ChunkHeader) -> Result<Arrival, Violation> {
         match self.try_claim(lane, header)? {
             Arrival::HeldBy(_) => {
-                // Onto the list first and then a second look: whoever lets go in between either is seen
-                // here or sees the list.
+                // Onto the list first and then a second look: whoever lets go in between either is
+                // seen here or sees the list.
                 self.waiting.insert(lane);
                 let arrival = self.try_claim(lane, header)?;
                 if !matches!(arrival, Arrival::HeldBy(_)) {
@@ -281,7 +283,8 @@ impl ReceiveTable {
         state.copying += 1;
     }
 
-    /// The copy worker has let go of a chunk, which is placed if there is no error, and if it `is_whole`.
+    /// The copy worker has let go of a chunk, which is placed if there is no error, and if it
+    /// `is_whole`.
     pub(super) fn copied(
         &self,
         window: &Arc<OpenWindow>,
@@ -301,7 +304,8 @@ impl ReceiveTable {
         self.look_at(window, state);
     }
 
-    /// A lane cannot write a chunk that it has, of whose window nothing more is taken. Wake the owner afterwards.
+    /// A lane cannot write a chunk that it has, of whose window nothing more is taken. Wake the
+    /// owner afterwards.
     pub(super) fn fail(&self, claim: &Claim, error: ChannelError) {
         let mut state = lock(&claim.window.state);
         state.failed.get_or_insert((claim.index, error));
@@ -309,8 +313,8 @@ impl ReceiveTable {
         self.look_at(&claim.window, state);
     }
 
-    /// A lane lets go of a chunk that it has not read to the end: another lane may take it, if its window is still
-    /// open. Wake the waiting lanes afterwards.
+    /// A lane lets go of a chunk that it has not read to the end: another lane may take it, if its
+    /// window is still open. Wake the waiting lanes afterwards.
     pub(super) fn put_back(&self, claim: Claim) {
         let Claim {
             window,
@@ -433,7 +437,8 @@ impl OpenWindow {
         Ok((index, start..start + length as usize))
     }
 
-    /// How a transfer is cut, by one of its headers. Chunks that are read where they lie may be longer than others.
+    /// How a transfer is cut, by one of its headers. Chunks that are read where they lie may be
+    /// longer than others.
     fn plan(&self, header: &ChunkHeader) -> ChunkPlan {
         let usual = self.cut.for_total(header.total);
         let chunk_bytes = match header.sequence {

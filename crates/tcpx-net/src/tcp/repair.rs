@@ -1,5 +1,5 @@
-//! Bringing dead lanes back: the client opens them anew, the server takes what comes, and asks for what does not: a
-//! lane that is swallowed while only the server sends is dead to the server alone.
+//! Bringing dead lanes back: the client opens them anew, the server takes what comes, and asks for
+//! what does not: a lane that is swallowed while only the server sends is dead to the server alone.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};

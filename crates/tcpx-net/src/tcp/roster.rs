@@ -1,5 +1,5 @@
-//! Which lanes a channel has, and whom it can wake: each number is a place that one stream fills at a time. It
-//! holds no memory and no slot, so callbacks of the pinned pool may keep it.
+//! Which lanes a channel has, and whom it can wake: each number is a place that one stream fills at
+//! a time. It holds no memory and no slot, so callbacks of the pinned pool may keep it.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -13,7 +13,8 @@ use tcpx_lanes::waker::Waker;
 use super::shared::{LaneSocket, lock};
 use crate::channel::Direction;
 
-/// A peer that ended its lanes in order may be about to say goodbye; one whose lanes died may have dialled by then.
+/// A peer that ended its lanes in order may be about to say goodbye; one whose lanes died may have
+/// dialled by then.
 const PARTING: Duration = Duration::from_millis(300);
 
 #[derive(Debug, Default)]
@@ -87,7 +88,8 @@ impl Roster {
         Some(act(&mut lock(place)))
     }
 
-    /// Fills a place, and says whether another stream had it before; not while both halves of that are not gone yet.
+    /// Fills a place, and says whether another stream had it before; not while both halves of that
+    /// are not gone yet.
     pub(super) fn join(&self, socket: &Arc<LaneSocket>) -> Option<bool> {
         self.place(socket.lane, |place| {
             place.is_vacant().then(|| {
@@ -113,7 +115,8 @@ impl Roster {
                 let is_new = !place.opened && place.lost.is_none();
                 if is_new {
                     (place.lost, place.broke) = (Some(now), true);
-                    // As if it had been asked for long ago: the peer does not know that it is wanted.
+                    // As if it had been asked for long ago: the peer does not know that it is
+                    // wanted.
                     place.asked = now.checked_sub(STALL_BEHIND);
                 }
                 is_new
@@ -123,8 +126,8 @@ impl Roster {
         new.count() > 0
     }
 
-    /// Ends a lane, once: its stream and how many lanes are left. `only`: no other stream than this; `broke`:
-    /// it was not the peer that ended it in order.
+    /// Ends a lane, once: its stream and how many lanes are left. `only`: no other stream than
+    /// this; `broke`: it was not the peer that ended it in order.
     pub(super) fn remove_lane(
         &self,
         lane: u16,
@@ -181,8 +184,8 @@ impl Roster {
         (0..self.lanes()).any(|lane| self.place(lane, is_lost).unwrap_or(false))
     }
 
-    /// Has the owner ask the peer for the lanes without a stream, but for these, that it had time to dial by itself, or
-    /// since it was asked.
+    /// Has the owner ask the peer for the lanes without a stream, but for these, that it had time
+    /// to dial by itself, or since it was asked.
     pub(super) fn ask_for_lost(&self, now: Instant, coming: u64) {
         let is_due = |place: &mut LanePlace| {
             let lost = place.lost.filter(|_| place.socket.is_none());

@@ -337,8 +337,9 @@ impl ChannelShared {
         }
     }
 
-    /// Gives a turn to a lane that rests for a chunk that was copied from a GPU: those behind it are still being copied,
-    /// so that there are never enough bytes in the queue for a second lane, and 1 MiB took 1.37 times as long.
+    /// Gives a turn to a lane that rests for a chunk that was copied from a GPU: those behind it
+    /// are still being copied, so that there are never enough bytes in the queue for a second lane,
+    /// and 1 MiB took 1.37 times as long.
     pub(super) fn wake_sender_of_copy(&self) {
         self.want_lanes();
         self.wake_another();
@@ -361,8 +362,8 @@ impl ChannelShared {
         }
     }
 
-    /// A lane leaves what is queued to others: one of them gets its turn, unless none is at rest, for
-    /// those that are not look at the queue before they rest.
+    /// A lane leaves what is queued to others: one of them gets its turn, unless none is at rest,
+    /// for those that are not look at the queue before they rest.
     pub(super) fn leave_to_others(&self, lane: u16) {
         let mut slow = 1u64 << lane;
         self.transmit.chunks.unrest(lane);

@@ -55,7 +55,8 @@ struct Receiving {
     free: Vec<u32>,
 }
 
-/// A chunk of a window that is copied, and the mark of its source where that lies in the peer's memory.
+/// A chunk of a window that is copied, and the mark of its source where that lies in the peer's
+/// memory.
 type Copying = (Arc<OpenWindow>, u32, Option<Mark>);
 
 impl Receiving {
@@ -159,10 +160,10 @@ impl Staging {
         }
     }
 
-    /// Whether a chunk for this memory goes to its slot past the caches: from the cache of the core that wrote
-    /// them a GPU reads bytes at half the speed, and to read them aside and stream them takes that core no
-    /// longer than to read them where they are cold. Long ones, which keep all cores busy, come out slower, and
-    /// other processors than x86-64 have no such stores here.
+    /// Whether a chunk for this memory goes to its slot past the caches: from the cache of the core
+    /// that wrote them a GPU reads bytes at half the speed, and to read them aside and stream them
+    /// takes that core no longer than to read them where they are cold. Long ones, which keep all
+    /// cores busy, come out slower, and other processors than x86-64 have no such stores here.
     pub(super) fn takes_past_caches(&self, destination: &RegionSlice, bytes: usize) -> bool {
         cfg!(target_arch = "x86_64") && bytes < LONG && self.is_needed(destination)
     }
@@ -180,8 +181,8 @@ impl Staging {
     }
 }
 
-/// A slot for a copy of so many bytes: long chunks that follow each other lie one behind the other, as far as
-/// that goes, so that one copy moves several.
+/// A slot for a copy of so many bytes: long chunks that follow each other lie one behind the other,
+/// as far as that goes, so that one copy moves several.
 fn take_slot(pool: &PinnedPool, bytes: usize, half: PoolHalf, sequence: u64) -> Option<PinnedSlot> {
     if bytes < LONG {
         pool.try_take_rested()
@@ -190,9 +191,10 @@ fn take_slot(pool: &PinnedPool, bytes: usize, half: PoolHalf, sequence: u64) -> 
     }
 }
 
-/// Whether the core that has read a chunk to a slot makes its copy to the GPU shorter, which takes that core two
-/// thirds of the time of reading: where copies hold up the rest. Of long chunks that go in one direction only,
-/// the cores do; short ones are not in the core's cache, see [`Staging::takes_past_caches`].
+/// Whether the core that has read a chunk to a slot makes its copy to the GPU shorter, which takes
+/// that core two thirds of the time of reading: where copies hold up the rest. Of long chunks that
+/// go in one direction only, the cores do; short ones are not in the core's cache, see
+/// [`Staging::takes_past_caches`].
 fn is_copy_bound(bytes: usize, also_sends: bool) -> bool {
     bytes >= LONG && also_sends
 }
@@ -203,7 +205,8 @@ const RECEIVE: u64 = 1 << 32;
 const COUNTED: u64 = 1 << 33;
 
 impl ChannelShared {
-    /// The memory that a lane reads a receive's payload into; `None`: no slot is free, and the lane is woken when one may be.
+    /// The memory that a lane reads a receive's payload into; `None`: no slot is free, and the lane
+    /// is woken when one may be.
     pub(super) fn landing(&self, claim: &Claim, lane: u16) -> Option<RegionSlice> {
         let destination = &claim.destination;
         let Some(Worker { receive, .. }) = self.parts.staging.worker(destination.kind()) else {
@@ -224,8 +227,8 @@ impl ChannelShared {
         Some(slot)
     }
 
-    /// All of a receive's payload is in `into`: the destination itself, or a slot to be copied, or GPU memory of the peer's
-    /// by this mark.
+    /// All of a receive's payload is in `into`: the destination itself, or a slot to be copied, or
+    /// GPU memory of the peer's by this mark.
     pub(super) fn deliver(shared: &Arc<Self>, claim: Claim, into: RegionSlice, mark: Option<Mark>) {
         let staging = &shared.parts.staging;
         let worker = match (mark, claim.destination.kind()) {
@@ -268,7 +271,8 @@ impl ChannelShared {
             return;
         };
         let peer = self.parts.local.peer.as_ref();
-        // What is read after its sender has let go of it is not the chunk, and nothing of it can be wrong.
+        // What is read after its sender has let go of it is not the chunk, and nothing of it can be
+        // wrong.
         let is_live = mark.is_none_or(|mark| peer.is_some_and(|peer| peer.is_live(mark)));
         let error = result
             .err()

@@ -32,8 +32,8 @@ pub(super) fn transmit_lane(
     SendLane::new(Queue::new(shared, socket, seal))
 }
 
-/// The queue of a channel, as one of its lanes finds it. Chunks are kept in the channel's table until the peer
-/// has placed them.
+/// The queue of a channel, as one of its lanes finds it. Chunks are kept in the channel's table
+/// until the peer has placed them.
 #[derive(Debug)]
 pub(super) struct Queue {
     shared: Arc<ChannelShared>,
@@ -108,8 +108,9 @@ impl Queue {
         queued > 0 && shared.lane_rates.is_too_slow(lane, load)
     }
 
-    /// Copies the payload of a chunk aside: what is left of it goes out from there, as the peer may count what it reads
-    /// of it, and the source is its program's again. Not that of a slot, which is no program's.
+    /// Copies the payload of a chunk aside: what is left of it goes out from there, as the peer may
+    /// count what it reads of it, and the source is its program's again. Not that of a slot, which
+    /// is no program's.
     fn copy_aside(&self, writing: &mut Writing) {
         let Writing { chunk, is_own, .. } = writing;
         if *is_own || chunk.permit.is_some() {
@@ -222,12 +223,14 @@ impl Owner for Queue {
                         continue;
                     }
                     self.chunk = chunk.payload.len() as u64;
-                    // A slot, and nothing else: it is ours, so that it can be kept as it is. Of a chunk that was sent
-                    // before, the peer may have read the other copy: nothing says then when this one's pages were.
+                    // A slot, and nothing else: it is ours, so that it can be kept as it is. Of a
+                    // chunk that was sent before, the peer may have read the other copy: nothing
+                    // says then when this one's pages were.
                     let is_first = chunk.attempt == 0 && self.shared.may_splice();
-                    // Many short chunks at a time are copied: else one lane takes one after the other before others are
-                    // awake, and their reader reads them so. Between GPUs of a host 16 MiB took 1.2 times as long, and
-                    // 256 KiB in eights 1.6 times; a few are there sooner without a copy.
+                    // Many short chunks at a time are copied: else one lane takes one after the
+                    // other before others are awake, and their reader reads them so. Between GPUs
+                    // of a host 16 MiB took 1.2 times as long, and 256 KiB in eights 1.6 times; a
+                    // few are there sooner without a copy.
                     let lends = is_first
                         && (chunk.payload.len() >= LONG || self.shared.transmit.leaves_lanes());
                     let by_pages = lends && chunk.permit.as_mut().is_some_and(Permit::lend);

@@ -1,7 +1,9 @@
-//! Sends in flight: a slot for each. Their group of lanes has the queue of those that any writable lane may take.
+//! Sends in flight: a slot for each. Their group of lanes has the queue of those that any writable
+//! lane may take.
 //!
-//! A chunk keeps its slot and its bytes until the peer has placed it: [`forget`](TransmitTable::forget) ends it
-//! then. Its lane keeps it meanwhile; of a lane that dies it goes back into the queue.
+//! A chunk keeps its slot and its bytes until the peer has placed it:
+//! [`forget`](TransmitTable::forget) ends it then. Its lane keeps it meanwhile; of a lane that dies
+//! it goes back into the queue.
 
 mod send;
 #[cfg(test)]
@@ -20,8 +22,8 @@ pub(super) use send::{Outgoing, SendState, Settled, Unstaged, describe};
 /// Bytes of a chunk that does not fit in the socket buffers of a lane.
 pub(super) const LONG: usize = 1 << 20;
 
-/// Bytes in the queue for which one more lane is woken, at each end with a thread that looks for more a while: both
-/// ends of one host run out of cores before they run out of lanes.
+/// Bytes in the queue for which one more lane is woken, at each end with a thread that looks for
+/// more a while: both ends of one host run out of cores before they run out of lanes.
 const LANE_BYTES: u64 = 512 << 10;
 
 #[derive(Debug)]
@@ -33,8 +35,8 @@ pub(super) struct TransmitTable {
     queued_bytes: AtomicU64,
     /// Lanes that may be writing chunks which nobody waits for.
     letting_go: LaneSet,
-    /// For each lane that lends memory to another host: whether that host's system has acknowledged the lane's stream up
-    /// to a place.
+    /// For each lane that lends memory to another host: whether that host's system has acknowledged
+    /// the lane's stream up to a place.
     acknowledged: Box<[Mutex<Option<Acknowledged>>]>,
 }
 
@@ -77,7 +79,8 @@ pub(super) enum Withdrawn {
     Later,
     /// A copy reads it, or has just ended to; an event says when it is free.
     NotYet,
-    /// This lane is writing it, and may have to wait for its peer: [have it let go](TransmitTable::let_go).
+    /// This lane is writing it, and may have to wait for its peer: [have it let
+    /// go](TransmitTable::let_go).
     InHand(u16),
 }
 
@@ -120,7 +123,8 @@ impl TransmitTable {
         debug_assert!(pushed.is_ok(), "a slot is in the queue at most once");
     }
 
-    /// Bytes of the chunks in the queue; those that were taken back count until a lane comes upon them.
+    /// Bytes of the chunks in the queue; those that were taken back count until a lane comes upon
+    /// them.
     pub(super) fn queued_bytes(&self) -> u64 {
         self.queued_bytes.load(Ordering::Acquire)
     }
@@ -173,8 +177,8 @@ impl TransmitTable {
         }
     }
 
-    /// A lane wrote the chunk to its last byte, which ends there in its stream. Whether the chunk has ended with
-    /// that: [`free`](Self::free) its slot.
+    /// A lane wrote the chunk to its last byte, which ends there in its stream. Whether the chunk
+    /// has ended with that: [`free`](Self::free) its slot.
     pub(super) fn written(&self, lane: u16, chunk: Outgoing, end: u64) -> bool {
         let (slot, first) = (chunk.slot, chunk.attempt == 0);
         let released = self.with_slot(slot, |state| {
@@ -195,15 +199,16 @@ impl TransmitTable {
         let such = |chunk: &Outgoing| chunk.slot == slot;
         let mut released = self.chunks.release(lane, such, |chunk, end| {
             let is_lent = chunk.spliced == Some(lane);
-            // Without lent memory on any lane the system's word frees nothing, and is not worth a call.
+            // Without lent memory on any lane the system's word frees nothing, and is not worth a
+            // call.
             let may_free = is_lent || self.chunks.unwanted() > 0;
             match placed {
                 true if !may_free => Fate::Free,
                 // The peer says so; only its system's word frees what other peers may not see.
                 true if chunk.attempt == 0 && self.is_acknowledged(lane, end) => Fate::Read,
                 true if chunk.attempt == 0 && is_lent => Fate::Lent,
-                // What was sent again may have been read from another lane. Then the peer drops what it reads here,
-                // whatever that is by now.
+                // What was sent again may have been read from another lane. Then the peer drops
+                // what it reads here, whatever that is by now.
                 true => Fate::Free,
                 false if is_lent => Fate::Lent,
                 false => Fate::Free,
@@ -216,7 +221,8 @@ impl TransmitTable {
         Some(released)
     }
 
-    /// No lane has the chunk, and nobody waits for it. Gives it back unless a socket refers to its memory.
+    /// No lane has the chunk, and nobody waits for it. Gives it back unless a socket refers to its
+    /// memory.
     fn give_up(&self, chunk: Outgoing) -> Option<Outgoing> {
         match chunk.spliced {
             Some(lane) => self.chunks.keep_lent(lane, chunk),
@@ -225,8 +231,9 @@ impl TransmitTable {
         None
     }
 
-    /// What a lane that died had written, or has in its hands, goes back into the queue, the oldest first; says how
-    /// many chunks that were. The slots of those that have ended are to be `freed`. Wake lanes afterwards.
+    /// What a lane that died had written, or has in its hands, goes back into the queue, the oldest
+    /// first; says how many chunks that were. The slots of those that have ended are to be `freed`.
+    /// Wake lanes afterwards.
     pub(super) fn lane_ended(
         &self,
         lane: u16,
@@ -303,8 +310,8 @@ impl TransmitTable {
         answer
     }
 
-    /// Empties the slot of a send whose place in the queue a lane is to come upon. Drop the chunk outside of the
-    /// slot's lock: a pinned slot that comes back wakes others.
+    /// Empties the slot of a send whose place in the queue a lane is to come upon. Drop the chunk
+    /// outside of the slot's lock: a pinned slot that comes back wakes others.
     fn take_back(&self, state: &mut SendState, placed: bool) -> Option<Outgoing> {
         match std::mem::replace(state, SendState::Withdrawn) {
             SendState::Queued(chunk) if placed => Some(chunk),
@@ -324,8 +331,8 @@ impl TransmitTable {
                 (Withdrawn::NotYet, None, None)
             }
             SendState::Taken { lane, settled, .. } => {
-                // News of a copy are still under way: they end the request, and must not be taken for those of the
-                // slot's next chunk.
+                // News of a copy are still under way: they end the request, and must not be taken
+                // for those of the slot's next chunk.
                 let copied = |chunk: &Outgoing| chunk.slot == slot && chunk.permit.is_some();
                 if self.chunks.keeps(*lane, copied) {
                     return (Withdrawn::NotYet, None, None);
@@ -343,8 +350,8 @@ impl TransmitTable {
         answer
     }
 
-    /// Has a lane give the source back of the chunk that it is writing, where that has [ended](Settled). Wake it
-    /// afterwards.
+    /// Has a lane give the source back of the chunk that it is writing, where that has
+    /// [ended](Settled). Wake it afterwards.
     pub(super) fn let_go(&self, lane: u16) {
         self.letting_go.insert(lane);
     }

@@ -1,4 +1,5 @@
-//! What the monitor does for a channel: it notices lanes which hang, and sees to it that dead ones come back.
+//! What the monitor does for a channel: it notices lanes which hang, and sees to it that dead ones
+//! come back.
 //!
 //! It looks at a channel ten times a second while that has sent something which the peer has not
 //! placed yet, lacks a lane to dial or to ask for, or has none at all; otherwise it sleeps.
@@ -29,7 +30,8 @@ struct ChannelWatch {
 /// What tells a lane's speed.
 #[derive(Debug, Clone, Copy, Default)]
 struct Speed {
-    /// Bytes that had been acknowledged, and microseconds with something under way, when it was last known.
+    /// Bytes that had been acknowledged, and microseconds with something under way, when it was
+    /// last known.
     paced: (u64, u64),
 }
 
@@ -106,7 +108,8 @@ impl ChannelWatch {
             return None;
         }
         let at_work = channel.peer_liveness.at_work(now);
-        // Before what the lanes have done: a chunk that a lane takes counts here until it counts there.
+        // Before what the lanes have done: a chunk that a lane takes counts here until it counts
+        // there.
         let queued = channel.transmit.queued_bytes() > 0;
         let mut owing = queued || bare.is_some();
         let lanes = self.lanes.iter_mut().zip(channel.transmit.chunks.done());

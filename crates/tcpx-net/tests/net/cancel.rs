@@ -216,7 +216,8 @@ fn a_staged_send_can_be_taken_back_while_the_peer_is_silent() {
     }
 }
 
-/// The peer may take what it reads of a chunk for good until it has heard that nobody wants it any more.
+/// The peer may take what it reads of a chunk for good until it has heard that nobody wants it any
+/// more.
 #[test]
 fn a_staged_send_taken_back_late_is_read_as_it_was() {
     let options = TcpOptions {

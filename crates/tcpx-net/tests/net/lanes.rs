@@ -112,7 +112,8 @@ fn a_copy_of_a_chunk_whose_window_is_closed_is_dropped() {
     assert_eq!(raw.channel.stats().bytes_discarded, 2000);
 }
 
-/// The lane that died had a chunk of a window that is closed while another one waits to take its place.
+/// The lane that died had a chunk of a window that is closed while another one waits to take its
+/// place.
 #[test]
 fn a_chunk_sent_again_is_dropped_with_its_window() {
     for stage_host in [false, true] {
@@ -236,7 +237,8 @@ fn a_window_that_was_closed_on_a_dead_lane_ends() {
     write_chunk(&raw.lanes[0], 0, 300_000, 200_000);
     wait_until(|| raw.channel.stats().bytes_received >= CERTAIN);
     raw.lanes[0].shutdown(Shutdown::Both).unwrap();
-    // Either the lane has let go of it, and the cancel finds it free, or the lane does so when it ends.
+    // Either the lane has let go of it, and the cancel finds it free, or the lane does so when it
+    // ends.
     match raw.channel.cancel(1000) {
         Cancel::Done => {}
         Cancel::Pending => {
@@ -367,7 +369,8 @@ fn when_no_lane_is_left_the_error_says_so() {
     ));
 }
 
-/// The peer gives a lane up that it takes for broken: this side reads an orderly end of its last one.
+/// The peer gives a lane up that it takes for broken: this side reads an orderly end of its last
+/// one.
 #[test]
 fn broken_lanes_are_the_reason_that_none_is_left() {
     let mut raw = raw_peer(3, options(false));

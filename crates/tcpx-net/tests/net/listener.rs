@@ -394,7 +394,8 @@ enum Crowd {
 }
 
 impl Crowd {
-    /// Comes so often a second at most, until it is to stop; the last ones stay for a while. How often a second it was.
+    /// Comes so often a second at most, until it is to stop; the last ones stay for a while. How
+    /// often a second it was.
     fn come(self, address: SocketAddr, hello: &[u8], stop: &AtomicBool) -> f64 {
         let a_second = match self {
             Self::SilentFromEverywhere | Self::ReplaysFromEverywhere => 15_000,
@@ -435,8 +436,8 @@ impl Crowd {
     }
 }
 
-/// Connects once, over a network that takes so long each way, and says whether the server welcomed it; `None`: this
-/// process had no core.
+/// Connects once, over a network that takes so long each way, and says whether the server welcomed
+/// it; `None`: this process had no core.
 fn is_welcomed(address: SocketAddr, delay: Duration, entropy: u32) -> Option<bool> {
     let began = Instant::now();
     let key = key(1).client_key();

@@ -1,5 +1,5 @@
-//! Lanes of peers with a key: what something between the hosts changes is found before it is anywhere, and costs a
-//! lane.
+//! Lanes of peers with a key: what something between the hosts changes is found before it is
+//! anywhere, and costs a lane.
 
 use std::collections::HashSet;
 use std::io::{Read, Write};
@@ -19,8 +19,9 @@ use crate::transfers::exchange_over;
 /// Bytes of a lane's handshake from the client, and from the server.
 const HANDSHAKE: [usize; 2] = [88 + 18, 64];
 
-/// One direction of a connection through a relay: its number among the connections, 0 from the client and 1 from the
-/// server, and the bytes, which begin at this place. Whether the connection goes on.
+/// One direction of a connection through a relay: its number among the connections, 0 from the
+/// client and 1 from the server, and the bytes, which begin at this place. Whether the connection
+/// goes on.
 type Meddle = dyn Fn(usize, usize, usize, &mut [u8]) -> bool + Send + Sync;
 
 /// Carries connections to `server`; they end with their peers.
@@ -151,7 +152,8 @@ fn no_nonce_comes_twice_over_resends_and_redials() {
     let (mut chunks, mut records) = (0, 0);
     for stream in heard.lock().unwrap().iter() {
         let stream = stream.get(HANDSHAKE[0]..).unwrap_or_default();
-        // The last of a lane that was cut is not whole, and is the one that was sent again for certain.
+        // The last of a lane that was cut is not whole, and is the one that was sent again for
+        // certain.
         for chunk in stream.chunks(HEADER_BYTES + sealed_payload_bytes(BYTES)) {
             let Some((header, payload)) = chunk.split_at_checked(HEADER_BYTES) else {
                 continue;
@@ -213,7 +215,8 @@ fn payload_that_the_peer_did_not_seal_reaches_no_destination() {
             let (mut sealer, _) = keys.start();
             let mut bytes = sealer.seal_header(&header(0, 100_000)).to_vec();
             let payload = bytes.len();
-            // All of the chunk comes: in the middle of one a lane is not woken for less than the rest of it.
+            // All of the chunk comes: in the middle of one a lane is not woken for less than the
+            // rest of it.
             for length in [RECORD, 100_000 - RECORD] {
                 let mut record = vec![1; length];
                 let tag = sealer.seal(&mut record);
@@ -265,7 +268,8 @@ fn a_chunk_of_a_window_that_closed_is_opened_and_dropped() {
     };
     let bytes = chunk(&header(0, 300_000), 0, 300_000);
     let mut lane = &raw.lanes[0];
-    // It is taken, and its first record is there: of what was sent less than 128 KiB may wait in the socket.
+    // It is taken, and its first record is there: of what was sent less than 128 KiB may wait in
+    // the socket.
     lane.write_all(&bytes[..200_000]).unwrap();
     wait_until(|| raw.channel.stats().bytes_received >= 64 << 10);
     assert_eq!(raw.channel.cancel(1000), Cancel::Pending);

@@ -190,8 +190,8 @@ pub(crate) fn pair_through(
 
 pub(crate) type Outcome = Result<Box<dyn Channel>, NetworkError>;
 
-/// A channel whose peer is heard once and then rests, so that no lane dies because a test that has its other end comes late
-/// to it on a busy machine.
+/// A channel whose peer is heard once and then rests, so that no lane dies because a test that has
+/// its other end comes late to it on a busy machine.
 fn established(options: TcpOptions, setup: &Setup<'_>, exchange: &mut dyn Exchange) -> Outcome {
     let mut channels = TcpNetwork::new(options).establish(setup, exchange)?;
     let mut channel = channels.remove(0);
@@ -199,8 +199,8 @@ fn established(options: TcpOptions, setup: &Setup<'_>, exchange: &mut dyn Exchan
     Ok(channel)
 }
 
-/// What the client and the server come to whose lanes are to be protected so; that they have a key follows from the
-/// first.
+/// What the client and the server come to whose lanes are to be protected so; that they have a key
+/// follows from the first.
 pub(crate) fn outcomes(
     key: Protection,
     client: Protection,
@@ -351,8 +351,8 @@ pub(crate) fn header(window: u64, length: u32) -> [u8; ChunkHeader::BYTES] {
     whole(window, length).encode()
 }
 
-/// Of the first 200,000 bytes of a longer chunk a lane reads so many for certain: in the middle of one it is not woken for
-/// less than 128 KiB.
+/// Of the first 200,000 bytes of a longer chunk a lane reads so many for certain: in the middle of
+/// one it is not woken for less than 128 KiB.
 pub(crate) const CERTAIN: u64 = 200_000 - (128 << 10);
 
 /// Sends the only chunk of a window's transfer, up to `bytes` of its payload.
@@ -503,7 +503,8 @@ pub(crate) fn wait_any(channels: &[&dyn Channel]) {
     );
 }
 
-/// What a poll gives, but for what ends nothing and is said when it is noticed: that a lane is missing, or a transfer begins.
+/// What a poll gives, but for what ends nothing and is said when it is noticed: that a lane is
+/// missing, or a transfer begins.
 pub(crate) fn polled(
     channel: &mut dyn Channel,
     out: &mut Vec<Completion>,
@@ -531,8 +532,8 @@ pub(crate) fn completions(channel: &mut dyn Channel, count: usize) -> Vec<Comple
     }
 }
 
-/// Polls until `count` windows are closed, whose transfers are whole and of one chunk each, and that in this
-/// order: their tokens.
+/// Polls until `count` windows are closed, whose transfers are whole and of one chunk each, and
+/// that in this order: their tokens.
 pub(crate) fn received(channel: &mut dyn Channel, count: usize) -> Vec<u64> {
     let ended = completions(channel, 2 * count);
     ended.chunks(2).map(received_token).collect()

@@ -245,7 +245,8 @@ fn a_chunk_larger_than_any_socket_buffer_arrives() {
     check(&destination, 0);
 }
 
-/// Short chunks are read in pieces to where no other lane's are, and with the last one the next header.
+/// Short chunks are read in pieces to where no other lane's are, and with the last one the next
+/// header.
 #[test]
 fn staged_chunks_lie_one_behind_the_other() {
     const LENGTHS: [u32; 8] = [

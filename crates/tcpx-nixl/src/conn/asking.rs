@@ -16,7 +16,8 @@ use crate::lock;
 use crate::memory::{Hold, Registered};
 use crate::message::{MOST_BYTES, MOST_REGIONS, Message};
 
-/// The peer's windows, one over each region that was asked for, as long as the connection lives: all flights share it.
+/// The peer's windows, one over each region that was asked for, as long as the connection lives:
+/// all flights share it.
 #[derive(Debug, Default)]
 pub(super) struct PeerWindows {
     by_region: HashMap<[u8; RegionName::BYTES], PeerWindow>,
@@ -46,8 +47,8 @@ impl PeerWindows {
 }
 
 impl Conn {
-    /// A window of the peer over each region, in their order; `None` while some are asked for, or an error where
-    /// there is no such region.
+    /// A window of the peer over each region, in their order; `None` while some are asked for, or
+    /// an error where there is no such region.
     fn windows_of(&self, regions: &[RemoteRegion]) -> Result<Option<Vec<WindowKey>>, Status> {
         let mut windows = lock(&self.windows);
         if self.is_dead() {
@@ -103,8 +104,8 @@ impl Conn {
         Ok(())
     }
 
-    /// The peer has closed one of these windows, as it does when the memory is deregistered: who wants them next asks
-    /// anew, for the memory may have been registered again.
+    /// The peer has closed one of these windows, as it does when the memory is deregistered: who
+    /// wants them next asks anew, for the memory may have been registered again.
     pub(crate) fn forget_windows(&self, regions: &[RemoteRegion]) {
         let mut windows = lock(&self.windows);
         for region in regions {
@@ -193,8 +194,9 @@ impl Conn {
         region
     }
 
-    /// Everything that a flight moves. The engine holds its local memory from now on, as long as something may
-    /// touch it, and the flight does not: whether its end is asked for is nothing to the memory.
+    /// Everything that a flight moves. The engine holds its local memory from now on, as long as
+    /// something may touch it, and the flight does not: whether its end is asked for is nothing to
+    /// the memory.
     fn batch(&self, flight: &Flight, keys: &[WindowKey]) -> Result<Batch<'_>, Status> {
         let plan = &flight.plan;
         let holds = plan.locals.iter().map(|memory| memory.hold());

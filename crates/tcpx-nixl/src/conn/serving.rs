@@ -13,7 +13,8 @@ use crate::message::{MOST_NOTICE_BYTES, Message};
 /// Notifications in parts that may be incomplete.
 const MOST_PARTIAL: usize = 16;
 
-/// The peer's windows of this agent's memory, by the number of the region: one over each, however often it asks.
+/// The peer's windows of this agent's memory, by the number of the region: one over each, however
+/// often it asks.
 pub(super) type Doorway = HashMap<u64, Window>;
 
 #[derive(Debug)]

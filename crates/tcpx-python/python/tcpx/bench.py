@@ -36,7 +36,8 @@ LIMIT = 120.0
 # Sends of a round trip that may wait for their acknowledgement.
 UNACKNOWLEDGED = 8
 OTHER = {"here": "there", "there": "here"}
-# Where the host has GPUs, NIXL's UCX does not begin without their copies, whichever memory is moved.
+# Where the host has GPUs, NIXL's UCX does not begin without their copies, whichever memory is
+# moved.
 OVER_TCP = "tcp,cuda_copy" if Path("/dev/nvidiactl").exists() else "tcp"
 
 
@@ -263,7 +264,8 @@ class Nixl(Contender):
     def start(self, at: int) -> Any:
         handle, state = self.handles[at], self.agent.transfer(self.handles[at], self.notification)
         if self.notification:
-            # A handle cannot start again before its end, which some backends see only where they are asked.
+            # A handle cannot start again before its end, which some backends see only where they
+            # are asked.
             self.finish((handle, state))
             state = "DONE"
         return handle, state

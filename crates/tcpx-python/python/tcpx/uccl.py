@@ -30,7 +30,8 @@ __all__ = ["Endpoint", "XferDesc", "get_oob_ip"]
 _log = logging.getLogger("tcpx.uccl")
 _T = TypeVar("_T")
 
-# The first message of whoever connects: its GPU, and a name of the connection that both sides know then.
+# The first message of whoever connects: its GPU, and a name of the connection that both sides know
+# then.
 _HELLO_TAG, _HELLO_BYTES = 1 << 62, 24
 # As long as UCCL's, so that scripts may have room for so much.
 _ITEM_BYTES = 64
@@ -220,7 +221,8 @@ class Endpoint:
             return "cpu"
         kind = ctypes.c_uint(0)
         driver = ctypes.CDLL("libcuda.so.1")
-        # CU_POINTER_ATTRIBUTE_MEMORY_TYPE: 2 is a device's; memory that the driver does not know is the host's.
+        # CU_POINTER_ATTRIBUTE_MEMORY_TYPE: 2 is a device's; memory that the driver does not know is
+        # the host's.
         failed = driver.cuPointerGetAttribute(ctypes.byref(kind), 2, ctypes.c_uint64(address))
         return f"cuda:{self._gpu}" if not failed and kind.value == 2 else "cpu"
 

@@ -2,8 +2,8 @@
 
 use super::Descriptor;
 
-/// Copies of equally long pieces that follow each other in the destination, as the packets or pages of
-/// one receive do.
+/// Copies of equally long pieces that follow each other in the destination, as the packets or pages
+/// of one receive do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EvenPieces<'a> {
     /// Where the first piece goes, in bytes from the start of the destination.
@@ -63,8 +63,8 @@ impl EvenList {
         })
     }
 
-    /// Adds a piece that is not empty; `expected` pieces will be added in all. Whether it fitted: if not,
-    /// there are no pieces until the next [`Self::clear`].
+    /// Adds a piece that is not empty; `expected` pieces will be added in all. Whether it fitted:
+    /// if not, there are no pieces until the next [`Self::clear`].
     pub fn push(&mut self, piece: Descriptor, expected: usize) -> bool {
         if !self.fits(
             piece.destination_offset,
@@ -83,8 +83,8 @@ impl EvenList {
         true
     }
 
-    /// Adds the pieces of another list whose destination lies `further` bytes behind this one's. Whether
-    /// they fitted, as for [`Self::push`].
+    /// Adds the pieces of another list whose destination lies `further` bytes behind this one's.
+    /// Whether they fitted, as for [`Self::push`].
     pub fn append(&mut self, more: EvenPieces<'_>, further: u64) -> bool {
         let start = more.start.saturating_add(further);
         if !self.fits(start, |unit| more.unit == unit, more.unit) {

@@ -149,8 +149,8 @@ proptest! {
         odd in prop::option::of((0usize..20, 0u32..3, 0u64..2)),
         start in 0u64..5,
     ) {
-        // Pages anywhere in a pool, often neighbours; the last one of any length, and perhaps one that is longer or
-        // shorter or lies further away.
+        // Pages anywhere in a pool, often neighbours; the last one of any length, and perhaps one
+        // that is longer or shorter or lies further away.
         let mut destination = start;
         let count = sources.len();
         let list: Vec<_> = sources.iter().enumerate().map(|(index, page)| {

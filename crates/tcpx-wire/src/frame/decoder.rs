@@ -75,7 +75,8 @@ impl FrameDecoder {
         self.partial.len() + self.payload.len()
     }
 
-    /// Bytes that come next and may be unsealed: what lacks of a payload whose own fields have all come.
+    /// Bytes that come next and may be unsealed: what lacks of a payload whose own fields have all
+    /// come.
     pub fn plain_next(&self) -> usize {
         match &self.header {
             Some(header) if self.partial.len() == HEADER_BYTES + header.fields => header
@@ -85,8 +86,8 @@ impl FrameDecoder {
         }
     }
 
-    /// Takes the buffer of a payload back that is used no more: the next payload comes in it, without new
-    /// memory. Its contents do not matter.
+    /// Takes the buffer of a payload back that is used no more: the next payload comes in it,
+    /// without new memory. Its contents do not matter.
     pub fn use_again(&mut self, buffer: Vec<u8>) {
         self.spare = buffer;
     }
@@ -96,8 +97,8 @@ impl FrameDecoder {
         self.read
     }
 
-    /// Another connection goes on: what has arrived of an incomplete frame comes again, or of one that was changed
-    /// on its way.
+    /// Another connection goes on: what has arrived of an incomplete frame comes again, or of one
+    /// that was changed on its way.
     pub fn restart(&mut self) {
         self.partial.clear();
         self.payload.clear();

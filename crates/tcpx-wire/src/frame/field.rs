@@ -29,8 +29,8 @@ impl Deref for PayloadBytes<'_> {
     }
 }
 
-/// Reads the body of a frame of the given kind: its fields, and the payload of an eager frame behind them. A payload
-/// takes the buffer `spare`.
+/// Reads the body of a frame of the given kind: its fields, and the payload of an eager frame
+/// behind them. A payload takes the buffer `spare`.
 pub(super) fn parse(
     kind: u8,
     fields: &[u8],

@@ -138,7 +138,8 @@ impl PlacedChunks {
         }
     }
 
-    /// The chunks in the set, ascending. What lies beyond the last number is that one, which no transfer has.
+    /// The chunks in the set, ascending. What lies beyond the last number is that one, which no
+    /// transfer has.
     pub fn iter(self) -> impl Iterator<Item = u32> {
         let bits = (0..Self::SPAN).filter(move |bit| self.bits >> bit & 1 == 1);
         bits.map(move |bit| self.first.saturating_add(bit))

@@ -72,9 +72,10 @@ impl Settings {
     }
 }
 
-/// What a side takes of its peer at a time; each is at least 1. The peer is told, keeps back what is beyond, and begins
-/// that as others end: nobody fails because of a limit, but who exceeds it breaks the protocol. Both count alike: from
-/// the frame that asks to the last frame about it, whichever side sends that.
+/// What a side takes of its peer at a time; each is at least 1. The peer is told, keeps back what
+/// is beyond, and begins that as others end: nobody fails because of a limit, but who exceeds it
+/// breaks the protocol. Both count alike: from the frame that asks to the last frame about it,
+/// whichever side sends that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Puts into windows of this side.
@@ -85,9 +86,11 @@ pub struct Limits {
     pub gets: u32,
     /// Sends that ask for a receive which is not there.
     pub asks: u32,
-    /// Receives that the peer has announced and no send of this side has met: those that are posted, and those before them.
+    /// Receives that the peer has announced and no send of this side has met: those that are
+    /// posted, and those before them.
     pub windows: u32,
-    /// Tags whose sends it counts. Those that receives of its own wait for, when the peer would forget them, are left out.
+    /// Tags whose sends it counts. Those that receives of its own wait for, when the peer would
+    /// forget them, are left out.
     pub tags: u32,
     /// Pieces of lists that it keeps; and as many of puts and gets under way.
     pub pieces: u32,

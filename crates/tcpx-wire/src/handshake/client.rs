@@ -76,8 +76,9 @@ impl ClientHandshake {
         }
     }
 
-    /// The session, from when the proof is to be sent until its welcome comes. What is sealed with it may go out right
-    /// behind the proof; the first record to open is the welcome, and [`Established::read_welcome`] says what it means.
+    /// The session, from when the proof is to be sent until its welcome comes. What is sealed with
+    /// it may go out right behind the proof; the first record to open is the welcome, and
+    /// [`Established::read_welcome`] says what it means.
     pub fn take_unwelcomed(&mut self) -> Option<Established> {
         match std::mem::replace(&mut self.state, State::Ended) {
             State::Welcome(established) if self.collector.held() == 0 => Some(*established),

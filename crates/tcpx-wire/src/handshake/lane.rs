@@ -1,7 +1,8 @@
 //! Both sides of a lane that joins a session, and of a control connection that takes the place of a
 //! broken one: the same messages with another purpose, which both sides must have seen alike.
 //!
-//! Each connection has keys of its own: they come from the session's secret and from random bytes of both sides.
+//! Each connection has keys of its own: they come from the session's secret and from random bytes
+//! of both sides.
 
 use subtle::ConstantTimeEq;
 use zeroize::Zeroizing;
@@ -93,8 +94,8 @@ impl LaneClient {
         (handshake, Message::from(&hello))
     }
 
-    /// Takes what the handshake needs from the front of `input`. Once the answer has come: the proof, with whose sending
-    /// the lane joins, and the secrets of what follows it.
+    /// Takes what the handshake needs from the front of `input`. Once the answer has come: the
+    /// proof, with whose sending the lane joins, and the secrets of what follows it.
     ///
     /// # Errors
     /// When the handshake failed; further calls fail too.
@@ -136,8 +137,8 @@ impl LaneClient {
     }
 }
 
-/// What derives from a session's secret and all that both sides have said: a proof of the server and one of the client, a
-/// secret for what the client sends and one for what the server does.
+/// What derives from a session's secret and all that both sides have said: a proof of the server
+/// and one of the client, a secret for what the client sends and one for what the server does.
 fn derive(
     key: &SessionKey,
     hello: &[u8; LANE_HELLO_BYTES],
@@ -162,8 +163,8 @@ pub struct LaneRequest {
 }
 
 impl LaneRequest {
-    /// Lets a connection that knows the session's secret go on; send the message, then feed what arrives to the
-    /// [`LaneServer`].
+    /// Lets a connection that knows the session's secret go on; send the message, then feed what
+    /// arrives to the [`LaneServer`].
     ///
     /// # Errors
     /// It does not know the secret; send the message, then close the connection.
@@ -203,7 +204,8 @@ impl LaneRequest {
         )
     }
 
-    /// What only who knows the session's secret can have made, as [accepting](Self::accept) it says; another one each time.
+    /// What only who knows the session's secret can have made, as [accepting](Self::accept) it
+    /// says; another one each time.
     pub fn mark(&self) -> [u8; MARK_BYTES] {
         array(&self.hello, MARK_AT)
     }

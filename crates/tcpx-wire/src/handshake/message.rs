@@ -106,8 +106,8 @@ impl Head {
         u64::from(self.zero) << 16 | u64::from(self.extra)
     }
 
-    /// What a server's answer means to a client of this `build` that joins as a lane of so many, or to a new session: the
-    /// version that both sides speak.
+    /// What a server's answer means to a client of this `build` that joins as a lane of so many, or
+    /// to a new session: the version that both sides speak.
     pub(super) fn accepted(
         self,
         message: &'static str,

@@ -132,8 +132,8 @@ pub(super) fn records(mut state: HandshakeState) -> Records {
     })
 }
 
-/// Shows at the cost of a hash that whoever sent a hello knows the server's public key, or a lane's the session's secret:
-/// the beginning of HMAC-SHA256 over the hello up to here.
+/// Shows at the cost of a hash that whoever sent a hello knows the server's public key, or a lane's
+/// the session's secret: the beginning of HMAC-SHA256 over the hello up to here.
 pub(super) fn mark(key: &[u8; STATIC_BYTES], hello: &[u8]) -> [u8; MARK_BYTES] {
     let mac = authenticate(key, hello);
     std::array::from_fn(|at| mac[at])
@@ -169,8 +169,8 @@ fn by_any_processor(
     MontgomeryPoint(*public).mul_clamped(*private).to_bytes()
 }
 
-/// X25519 from `graviola`, or from `curve25519-dalek` on a processor that lacks the instructions for it; AES-256-GCM and
-/// SHA-256 from `ring`, which uses the processor's instructions.
+/// X25519 from `graviola`, or from `curve25519-dalek` on a processor that lacks the instructions
+/// for it; AES-256-GCM and SHA-256 from `ring`, which uses the processor's instructions.
 struct Suite {
     entropy: Zeroizing<[u8; ENTROPY_BYTES]>,
     /// The public half of this side's static key pair, if it has one.
@@ -265,7 +265,8 @@ mod tests {
 
     use super::*;
 
-    /// Points of small order, of the twist, and coordinates that are not reduced: RFC 7748 has all of them multiplied.
+    /// Points of small order, of the twist, and coordinates that are not reduced: RFC 7748 has all
+    /// of them multiplied.
     fn unusual() -> impl Strategy<Value = [u8; STATIC_BYTES]> {
         let small = |first| std::array::from_fn(|at| if at == 0 { first } else { 0 });
         let beyond = |first| {

@@ -36,8 +36,8 @@ pub enum ServerStep {
     NeedMore,
     /// Send these bytes, then go on receiving.
     Send(Message),
-    /// A session came about: send [`welcome`](Established::welcome) or [`turn_away`](Established::turn_away). Input
-    /// that is left belongs to the session.
+    /// A session came about: send [`welcome`](Established::welcome) or
+    /// [`turn_away`](Established::turn_away). Input that is left belongs to the session.
     Done(Box<Established>),
     /// The connection wants to be a lane: look its session up, then accept or refuse it. Input
     /// that is left belongs to the lane's handshake.
@@ -86,7 +86,8 @@ impl ServerHandshake {
         self.receive_fresh(input, &mut |_| true)
     }
 
-    /// The same; a client's hello whose mark is not `fresh` ends it, before it costs more than a hash.
+    /// The same; a client's hello whose mark is not `fresh` ends it, before it costs more than a
+    /// hash.
     ///
     /// # Errors
     /// As there, and [`HandshakeError::Replayed`].
@@ -231,7 +232,8 @@ impl ServerHandshake {
             None => noise::read::<0>(&mut state, first).map(|_| None),
             Some(identity) => noise::read::<{ KeyId::BYTES }>(&mut state, first).map(|id| {
                 let known = identity.clients().find(&KeyId(*id));
-                // A client that is not let in is answered all the same, and so learns no more than one whose key is wrong.
+                // A client that is not let in is answered all the same, and so learns no more than
+                // one whose key is wrong.
                 match &known {
                     Some(client) => noise::set_psk(&mut state, &client.key.psk()),
                     None => noise::set_psk(&mut state, identity.decoy()),

@@ -20,7 +20,8 @@ pub struct Established {
     pub session: Session,
     /// Seals and opens what follows on this connection.
     pub records: Records,
-    /// The server's side: the name of the client's key, where keys have names. It counts once the client has proved itself.
+    /// The server's side: the name of the client's key, where keys have names. It counts once the
+    /// client has proved itself.
     pub client: Option<KeyName>,
 }
 
@@ -98,8 +99,8 @@ impl fmt::Display for SessionId {
     }
 }
 
-/// The secret of one session: random bytes that the server sent sealed. `Debug` hides it, and it is wiped from memory
-/// when it is dropped.
+/// The secret of one session: random bytes that the server sent sealed. `Debug` hides it, and it is
+/// wiped from memory when it is dropped.
 #[derive(Clone, Zeroize, ZeroizeOnDrop)]
 pub struct SessionKey(pub(super) [u8; Self::BYTES]);
 
@@ -109,7 +110,8 @@ impl SessionKey {
     /// Bytes of a session key.
     pub const BYTES: usize = 32;
 
-    /// What the two ends of the session alone know by this name; whoever sees it learns nothing of the key.
+    /// What the two ends of the session alone know by this name; whoever sees it learns nothing of
+    /// the key.
     pub fn shared_value(&self, name: &[u8]) -> [u8; 32] {
         crate::derive::authenticate(&self.0, name)
     }

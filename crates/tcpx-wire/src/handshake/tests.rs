@@ -293,7 +293,8 @@ fn with_psk_of(ours: &ClientKey, other: &ClientKey) -> ClientKey {
     }
 }
 
-/// Someone who was shut out knows the server's public key: it gets an answer, which says nothing to it.
+/// Someone who was shut out knows the server's public key: it gets an answer, which says nothing to
+/// it.
 #[test]
 fn the_public_key_alone_lets_nobody_in() {
     let stranger = with_psk_of(&client_key(7), &client_key(8));
@@ -386,7 +387,8 @@ fn fresh_answerer(hello: &Message) -> ServerHandshake {
     server
 }
 
-/// A recorded hello gets an answer that whoever replays it cannot use, and its proof fits no other answer.
+/// A recorded hello gets an answer that whoever replays it cannot use, and its proof fits no other
+/// answer.
 #[test]
 fn a_recorded_conversation_opens_no_second_session() {
     let (mut client, hello) = ClientHandshake::new(Some(&client_key(7)), &Build::OURS, [1; 32]);
@@ -535,7 +537,8 @@ fn another_version_is_named_by_both_sides() {
     );
 }
 
-/// A control handshake of a client and a server that speak so, with a key; `tamper` changes the server's hello.
+/// A control handshake of a client and a server that speak so, with a key; `tamper` changes the
+/// server's hello.
 fn agreed(
     client: Build,
     server: Build,

@@ -15,8 +15,8 @@ impl fmt::Display for Version {
     }
 }
 
-/// What a side says of itself in the first bytes of every connection: all versions of the protocol from `lowest` to
-/// `highest`, and what software it is.
+/// What a side says of itself in the first bytes of every connection: all versions of the protocol
+/// from `lowest` to `highest`, and what software it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Build {
     /// The lowest version.
@@ -30,8 +30,8 @@ pub struct Build {
 }
 
 impl Build {
-    /// What this crate speaks. Where versions differ, the agreed one ([`Session::protocol`](super::Session::protocol))
-    /// decides; there is one version so far.
+    /// What this crate speaks. Where versions differ, the agreed one
+    /// ([`Session::protocol`](super::Session::protocol)) decides; there is one version so far.
     pub const OURS: Self = Self {
         lowest: Version(3),
         highest: Version(3),
@@ -63,7 +63,8 @@ impl Build {
         Ok(agreed)
     }
 
-    /// The version of a session, which its other connections speak; what software it is, the first one has said.
+    /// The version of a session, which its other connections speak; what software it is, the first
+    /// one has said.
     pub(super) const fn only(version: Version) -> Self {
         Self {
             lowest: version,

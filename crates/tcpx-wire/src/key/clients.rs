@@ -7,8 +7,8 @@ use thiserror::Error;
 
 use super::ClientKey;
 
-/// What a client calls its key in its hello: it derives from the pre-shared key in one direction. It travels sealed, so
-/// that nobody on the path can tell one client from another.
+/// What a client calls its key in its hello: it derives from the pre-shared key in one direction.
+/// It travels sealed, so that nobody on the path can tell one client from another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KeyId(pub [u8; Self::BYTES]);
 
@@ -17,7 +17,8 @@ impl KeyId {
     pub const BYTES: usize = 16;
 }
 
-/// The name that a server gives to a client's key: 1 to 32 letters, digits, `-`, `_` and `.`, and no `.` in front.
+/// The name that a server gives to a client's key: 1 to 32 letters, digits, `-`, `_` and `.`, and
+/// no `.` in front.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct KeyName {
     bytes: [u8; Self::LONGEST],
@@ -81,8 +82,9 @@ pub struct KnownClient {
     pub key: ClientKey,
 }
 
-/// The clients that a server lets in. Asked once for each client that knows the server's public key, on the thread that
-/// accepts; a client that is not found is answered as one whose key is wrong.
+/// The clients that a server lets in. Asked once for each client that knows the server's public
+/// key, on the thread that accepts; a client that is not found is answered as one whose key is
+/// wrong.
 pub trait Clients: Send + Sync {
     /// Whose key this is; `None` when nobody with it is let in, or no longer.
     fn find(&self, id: &KeyId) -> Option<KnownClient>;

@@ -51,8 +51,8 @@ pub struct SendRequest {
     /// The payload, where the caller can read it and
     /// [`Session::eager_allowed`](super::Session::eager_allowed) says yes.
     pub eager: Option<Eager>,
-    /// Bytes of its chunks, where the data plane says them to the peer's in front of each. `None`: as the receiver says,
-    /// whose data plane takes no others.
+    /// Bytes of its chunks, where the data plane says them to the peer's in front of each. `None`:
+    /// as the receiver says, whose data plane takes no others.
     pub chunk_bytes: Option<u32>,
 }
 
@@ -113,8 +113,8 @@ pub struct ReceiveRequest {
     /// Its own deadlines; `None` takes those of the [`Config`](super::Config).
     pub deadlines: Option<Deadlines>,
     /// GPU work of the caller comes before the first byte may be written:
-    /// [`fence_reached`](super::Session::fence_reached) says when that is done. Until then an addressed network is given no
-    /// window, for what the work waits for may have to come first.
+    /// [`fence_reached`](super::Session::fence_reached) says when that is done. Until then an
+    /// addressed network is given no window, for what the work waits for may have to come first.
     pub fenced: bool,
 }
 
@@ -149,9 +149,9 @@ pub struct Completed {
 pub enum Memory {
     /// Nothing of the data plane points at it any more.
     Released,
-    /// The data plane did not confirm in time that it stopped; the memory must stay alive until it does
-    /// ([`data_quiet`](super::Session::data_quiet)), or where the network cannot cancel until its channels are closed:
-    /// then the connection fails as well.
+    /// The data plane did not confirm in time that it stopped; the memory must stay alive until it
+    /// does ([`data_quiet`](super::Session::data_quiet)), or where the network cannot cancel until
+    /// its channels are closed: then the connection fails as well.
     Held,
 }
 
@@ -165,8 +165,8 @@ pub enum Action {
     Setup(Vec<u8>),
     /// The peer's data channels are up.
     PeerReady,
-    /// What will be moved is known: the receive was matched, or the send has a window or a grant. It comes before
-    /// anything else about the transfer's data, but for [`Action::OpenWindow`].
+    /// What will be moved is known: the receive was matched, or the send has a window or a grant.
+    /// It comes before anything else about the transfer's data, but for [`Action::OpenWindow`].
     Matched {
         /// The operation.
         operation: OperationId,
@@ -179,16 +179,19 @@ pub enum Action {
         /// Number of its chunks; 0 for an eager transfer.
         chunks: u32,
     },
-    /// On an addressed network: open the memory of a receive to chunks that name this window. Do it before the
-    /// next frame leaves: the peer writes as soon as it hears of the window. Answer
-    /// [`window_begins`](super::Session::window_begins), [`chunk_arrived`](super::Session::chunk_arrived) and
-    /// [`chunk_placed`](super::Session::chunk_placed) for each chunk. After the last one the window is closed.
+    /// On an addressed network: open the memory of a receive to chunks that name this window. Do it
+    /// before the next frame leaves: the peer writes as soon as it hears of the window. Answer
+    /// [`window_begins`](super::Session::window_begins),
+    /// [`chunk_arrived`](super::Session::chunk_arrived) and
+    /// [`chunk_placed`](super::Session::chunk_placed) for each chunk. After the last one the window
+    /// is closed.
     OpenWindow {
         /// The receive.
         operation: OperationId,
         /// The window's name; names increase.
         window: u64,
-        /// How a transfer that fills the window is cut; [`ChunkPlan::for_total`] says it of a shorter one.
+        /// How a transfer that fills the window is cut; [`ChunkPlan::for_total`] says it of a
+        /// shorter one.
         cut: ChunkPlan,
         /// The receive's tag, for the log.
         tag: Tag,
@@ -203,9 +206,9 @@ pub enum Action {
         /// Its length in bytes.
         bytes: u64,
     },
-    /// The peer notifies the program, and every put before it is placed: answer as for a put. Where the program has not
-    /// [collected](super::Session::notifications_collected) as many as there is room for, this waits, and costs the peer's
-    /// eager credit.
+    /// The peer notifies the program, and every put before it is placed: answer as for a put. Where
+    /// the program has not [collected](super::Session::notifications_collected) as many as there is
+    /// room for, this waits, and costs the peer's eager credit.
     NotificationArrives {
         /// The transfer.
         transfer: TransferId,
@@ -265,14 +268,16 @@ pub enum Action {
         /// The chunk.
         chunk: Chunk,
     },
-    /// A chunk of a send was sent, and whether the peer has placed it will not be heard any more: no
-    /// network need keep it, see [`Config::hold_until_placed`](super::Config::hold_until_placed).
+    /// A chunk of a send was sent, and whether the peer has placed it will not be heard any more:
+    /// no network need keep it, see
+    /// [`Config::hold_until_placed`](super::Config::hold_until_placed).
     ChunkDropped {
         /// The chunk.
         chunk: Chunk,
     },
-    /// Copy the payload to the start of the receive's destination, ahead of ends that were reached before; answer
-    /// [`eager_copied`](super::Session::eager_copied). Of one that its sender exposes no more the end comes by itself.
+    /// Copy the payload to the start of the receive's destination, ahead of ends that were reached
+    /// before; answer [`eager_copied`](super::Session::eager_copied). Of one that its sender
+    /// exposes no more the end comes by itself.
     DeliverEager {
         /// The receive.
         operation: OperationId,
@@ -293,8 +298,8 @@ pub enum Action {
         /// The operation.
         operation: OperationId,
     },
-    /// As [`Action::StopData`] for an operation that goes on: a posted receive whose window is closed before
-    /// its transfer came, or the send that was on its way to such a window. After
+    /// As [`Action::StopData`] for an operation that goes on: a posted receive whose window is
+    /// closed before its transfer came, or the send that was on its way to such a window. After
     /// [`data_quiet`](super::Session::data_quiet) it begins anew.
     Withdraw {
         /// The operation.
@@ -314,7 +319,8 @@ pub enum Action {
         /// Whether its memory is free.
         memory: Memory,
     },
-    /// The session ended, every operation before it. Transmit what frames it still has as far as possible, then close.
+    /// The session ended, every operation before it. Transmit what frames it still has as far as
+    /// possible, then close.
     Closed {
         /// Why, unless one of the sides closed it in order.
         failure: Option<ConnectionFailure>,

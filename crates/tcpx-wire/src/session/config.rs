@@ -36,8 +36,8 @@ pub const MAX_NOTIFICATION_BYTES: u64 = 64 * 1024;
 /// How long an operation may take. Both clocks are the caller's [`Time`](crate::time::Time).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deadlines {
-    /// Longest time without any progress of this very operation, or before it begins, of what it waits behind; 30 s by
-    /// default.
+    /// Longest time without any progress of this very operation, or before it begins, of what it
+    /// waits behind; 30 s by default.
     pub stall: Duration,
     /// Longest time from the request to its end; none by default.
     pub total: Option<Duration>,
@@ -70,21 +70,23 @@ pub struct SessionBounds {
     /// to take them, and that ended here but that the peer still owes an answer for. 262,144 by
     /// default: a batch may have as many parts as a list has pieces.
     pub max_operations: usize,
-    /// Bytes of notifications that the program has not collected, beside [`Limits::notifications`] of them; one is always
-    /// taken. 1 MiB by default.
+    /// Bytes of notifications that the program has not collected, beside [`Limits::notifications`]
+    /// of them; one is always taken. 1 MiB by default.
     pub unread_bytes: u64,
-    /// Frames that may wait while the peer still sends, beside those that the limits of both sides allow; 65,536 by
-    /// default.
+    /// Frames that may wait while the peer still sends, beside those that the limits of both sides
+    /// allow; 65,536 by default.
     pub backlog: u64,
-    /// Windows of a tag in a row that eager sends made vain, after which its receives wait to be asked. Opening and closing
-    /// so many takes about as long as the round trip that a long send then asks in. 8 by default.
+    /// Windows of a tag in a row that eager sends made vain, after which its receives wait to be
+    /// asked. Opening and closing so many takes about as long as the round trip that a long send
+    /// then asks in. 8 by default.
     pub vain_windows: u8,
-    /// Bytes that a transfer sends to an addressed network before the next one has its turn: a short one does not wait
-    /// for the end of a long one, and neighbours of a long one can still be copied together. 4 MiB by default.
+    /// Bytes that a transfer sends to an addressed network before the next one has its turn: a
+    /// short one does not wait for the end of a long one, and neighbours of a long one can still be
+    /// copied together. 4 MiB by default.
     pub turn_bytes: u32,
-    /// Longest wait for the data plane and for the peer's part in the early end of an operation; 75 ms by default. Its
-    /// memory is [held](super::Memory::Held) where the data plane takes longer, and what was delivered is unknown where
-    /// the peer does.
+    /// Longest wait for the data plane and for the peer's part in the early end of an operation; 75
+    /// ms by default. Its memory is [held](super::Memory::Held) where the data plane takes longer,
+    /// and what was delivered is unknown where the peer does.
     pub answer_timeout: Duration,
 }
 
@@ -121,13 +123,14 @@ pub struct Config {
     /// of until [`Session::chunk_sent`](super::Session::chunk_sent). Off by default.
     pub hold_until_placed: bool,
     /// Whether the network finds the memory of a chunk by the name of its window
-    /// ([`Action::OpenWindow`](super::Action::OpenWindow)), in any order. Receives are then posted to the peer, whose
-    /// sends write without asking. Else chunks are received in the order in which they are sent, and each
-    /// transfer is granted its place. Both sides must agree. Off by default.
-    pub addressed: bool,
-    /// Whether payload of any length travels sealed. Else a send that is to be verified takes no eager payload of
-    /// [`LEAST_PLAIN_BYTES`](crate::frame::LEAST_PLAIN_BYTES) and more, and a receive of such ends placed. Off by
+    /// ([`Action::OpenWindow`](super::Action::OpenWindow)), in any order. Receives are then posted
+    /// to the peer, whose sends write without asking. Else chunks are received in the order in
+    /// which they are sent, and each transfer is granted its place. Both sides must agree. Off by
     /// default.
+    pub addressed: bool,
+    /// Whether payload of any length travels sealed. Else a send that is to be verified takes no
+    /// eager payload of [`LEAST_PLAIN_BYTES`](crate::frame::LEAST_PLAIN_BYTES) and more, and a
+    /// receive of such ends placed. Off by default.
     pub seals_payload: bool,
     /// Chunks that a transfer to here is cut into at least, as far as chunks of
     /// [`Config::least_chunk_bytes`] allow it, so that a transfer of medium size keeps all lanes of
@@ -135,11 +138,11 @@ pub struct Config {
     pub pieces: u32,
     /// Bytes below which [`Config::pieces`] cuts no chunk; 256 KiB by default.
     pub least_chunk_bytes: u32,
-    /// Shorter chunks at the end of a transfer to here that is cut into chunks of the agreed size and at least
-    /// twice as long, while no other one is under way. None by default.
+    /// Shorter chunks at the end of a transfer to here that is cut into chunks of the agreed size
+    /// and at least twice as long, while no other one is under way. None by default.
     pub taper: Option<Taper>,
-    /// As [`SessionBounds::answer_timeout`], where the connection is lost; 5 s by default, but not longer than the
-    /// operation's own deadline allows.
+    /// As [`SessionBounds::answer_timeout`], where the connection is lost; 5 s by default, but not
+    /// longer than the operation's own deadline allows.
     pub cancel_timeout: Duration,
 }
 
@@ -163,8 +166,8 @@ impl Config {
         }
     }
 
-    /// How a transfer to here is cut, which has so many pieces of lists. Channels take turns by the chunk: one with
-    /// pieces is shorter, and makes no more work.
+    /// How a transfer to here is cut, which has so many pieces of lists. Channels take turns by the
+    /// chunk: one with pieces is shorter, and makes no more work.
     pub(super) fn cut(&self, bytes: u64, pieces: u32, agreed: u32, alone: bool) -> ChunkPlan {
         let most = u128::from(agreed) * u128::from(bytes) / u128::from(work(bytes, pieces).max(1));
         // It is at most what was agreed, which is a multiple of the grain.

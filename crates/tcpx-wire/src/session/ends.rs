@@ -1,5 +1,5 @@
-//! Ends of operations: success, failures here, deadlines, and cancels of either side, which are a handshake: each side
-//! says that the operation ends, and that its data plane is quiet.
+//! Ends of operations: success, failures here, deadlines, and cancels of either side, which are a
+//! handshake: each side says that the operation ends, and that its data plane is quiet.
 
 use super::Session;
 use super::action::{Action, Completed, Memory, OperationId};
@@ -15,7 +15,8 @@ use super::{LIVE, is_not};
 use crate::frame::{CancelReason, Detail, Frame, Level, NumberUse, Role, TransferId};
 use crate::time::Time;
 
-/// What tells the peer that a transfer ends early here; nothing where it knows already or cannot be told.
+/// What tells the peer that a transfer ends early here; nothing where it knows already or cannot be
+/// told.
 fn cancel_frame(transfer: TransferId, from: Role, cause: &EndCause) -> Option<Frame> {
     let reason = match cause {
         EndCause::Cancelled | EndCause::Revoked => CancelReason::Requested,
@@ -144,7 +145,8 @@ impl Session {
         }
     }
 
-    /// The data plane has let go of an operation that ends early: gives back what it holds, and tells the peer.
+    /// The data plane has let go of an operation that ends early: gives back what it holds, and
+    /// tells the peer.
     fn let_go(&mut self, now: Time, operation: OperationId) {
         let ended = self.ended();
         let Some(it) = self.operations.get_mut(operation) else {
@@ -169,7 +171,8 @@ impl Session {
         self.settle(now, operation);
     }
 
-    /// Answer to [`Action::StopData`] and [`Action::Withdraw`]: nothing points at the operation's memory any more.
+    /// Answer to [`Action::StopData`] and [`Action::Withdraw`]: nothing points at the operation's
+    /// memory any more.
     pub fn data_quiet(&mut self, now: Time, operation: OperationId) {
         let Some(it) = self.operations.get_mut(operation) else {
             return;
@@ -303,8 +306,8 @@ impl Session {
         self.pump(role);
     }
 
-    /// The network need not keep what was sent of this transfer. The peer takes none of it any more: until then it may
-    /// count what arrives, which must be what was sent.
+    /// The network need not keep what was sent of this transfer. The peer takes none of it any
+    /// more: until then it may count what arrives, which must be what was sent.
     pub(super) fn drop_sent(&mut self, operation: OperationId) {
         if self.config.hold_until_placed
             && let Some(it) = self.operations.get(operation)
@@ -412,7 +415,8 @@ impl Session {
         }
     }
 
-    /// `late`: waiting any longer for the peer's part is pointless. Apart from what most operations come to.
+    /// `late`: waiting any longer for the peer's part is pointless. Apart from what most operations
+    /// come to.
     #[inline(never)]
     fn settle_stopping(&mut self, now: Time, operation: OperationId, late: bool) {
         let ended = self.ended();
@@ -466,7 +470,8 @@ impl Session {
         }
     }
 
-    /// An operation that has yet to begin stalls only once what it waits behind does: when that last moved.
+    /// An operation that has yet to begin stalls only once what it waits behind does: when that
+    /// last moved.
     pub(super) fn queue_moved(&self, operation: OperationId) -> Option<Time> {
         let it = self.operations.get(operation)?;
         let room = match (&it.stage, &it.origin) {
@@ -580,7 +585,8 @@ impl Session {
         }
     }
 
-    /// Nothing of an operation is left to do. A get that its owner has not answered stays: both count it until then.
+    /// Nothing of an operation is left to do. A get that its owner has not answered stays: both
+    /// count it until then.
     pub(super) fn forget(&mut self, operation: OperationId) {
         let it = self.operations.get(operation);
         if let Some(Origin::Get {

@@ -172,7 +172,8 @@ impl Session {
         Ok(())
     }
 
-    /// Whether the peer reads what it asks for: no more answers wait than operations may be under way, and tags be forgotten.
+    /// Whether the peer reads what it asks for: no more answers wait than operations may be under
+    /// way, and tags be forgotten.
     fn check_backlog(&self) -> Result<(), SessionError> {
         let theirs = self.agreed.map(|agreed| agreed.limits);
         let limits = [Some(self.config.ours.limits), theirs];
@@ -552,7 +553,8 @@ impl Session {
         Ok(())
     }
 
-    /// A receive has ended that the peer had announced: its number is skipped, unless a send has it.
+    /// A receive has ended that the peer had announced: its number is skipped, unless a send has
+    /// it.
     fn unposted(&mut self, now: Time, tag: Tag, number: u64) -> Result<(), SessionError> {
         let counts = self.matching.sends.get_mut(&tag);
         let counts = counts.filter(|counts| number < counts.announced);
@@ -615,8 +617,8 @@ impl Session {
         }
     }
 
-    /// The data plane has let go of a send whose window was closed: it asks for another receive, which the announced one
-    /// accounts for.
+    /// The data plane has let go of a send whose window was closed: it asks for another receive,
+    /// which the announced one accounts for.
     pub(super) fn window_left(&mut self, operation: OperationId) {
         self.release(operation);
         self.drop_sent(operation);
@@ -818,8 +820,8 @@ impl Session {
         }
     }
 
-    /// A transfer without a window came for a posted receive: whether its sender finds the window anyway. Else
-    /// that is closed first, and the transfer is taken then.
+    /// A transfer without a window came for a posted receive: whether its sender finds the window
+    /// anyway. Else that is closed first, and the transfer is taken then.
     fn finds_window(&mut self, operation: OperationId, arrival: Arrival) {
         let Some(it) = self.operations.get_mut(operation) else {
             return;
@@ -872,8 +874,8 @@ impl Session {
         }
     }
 
-    /// A receive ends that has no transfer: takes it out of the count. Its number, if it has one, is the peer's to use
-    /// or to skip, unless that has ended the send of it.
+    /// A receive ends that has no transfer: takes it out of the count. Its number, if it has one,
+    /// is the peer's to use or to skip, unless that has ended the send of it.
     pub(super) fn uncount_receive(&mut self, operation: OperationId) {
         let Some(it) = self.operations.get_mut(operation) else {
             return;

@@ -1,8 +1,9 @@
 //! What each side takes of the other one at a time.
 //!
-//! Both count alike: from the frame that asks to the last frame about it, whichever side sends that. Frames of a
-//! direction keep their order, so that the side which takes never counts more than the one which asks. That one keeps
-//! back what does not fit, and begins it as others end; to the other one it is a breach.
+//! Both count alike: from the frame that asks to the last frame about it, whichever side sends
+//! that. Frames of a direction keep their order, so that the side which takes never counts more
+//! than the one which asks. That one keeps back what does not fit, and begins it as others end; to
+//! the other one it is a breach.
 
 use std::collections::BTreeSet;
 
@@ -127,13 +128,14 @@ impl Session {
         Ok(())
     }
 
-    /// Whether payload of this length would travel eagerly in the clear, where somebody on the path could change it: such
-    /// is not to be verified, its checksum has no key.
+    /// Whether payload of this length would travel eagerly in the clear, where somebody on the path
+    /// could change it: such is not to be verified, its checksum has no key.
     pub fn is_bare(&self, bytes: u64) -> bool {
         !self.config.seals_payload && bytes >= LEAST_PLAIN_BYTES as u64
     }
 
-    /// Whether a payload of this length may travel eagerly now: beside other sends one of half the limit at most.
+    /// Whether a payload of this length may travel eagerly now: beside other sends one of half the
+    /// limit at most.
     pub fn eager_allowed(&self, bytes: u64) -> bool {
         let limit = self
             .agreed
@@ -144,7 +146,8 @@ impl Session {
         limit > 0 && bytes <= limit.into() && self.has_free(bytes, 0)
     }
 
-    /// Whether a payload of this length may be exposed now, by its place in memory that the peer reads.
+    /// Whether a payload of this length may be exposed now, by its place in memory that the peer
+    /// reads.
     pub fn exposed_allowed(&self, bytes: u64) -> bool {
         bytes <= MAX_EXPOSED_BYTES && self.has_free(0, 0)
     }
@@ -178,8 +181,8 @@ impl Session {
         owed > credit / CREDIT_PARTS || owed > credit.saturating_sub(ours.eager_limit.into())
     }
 
-    /// The peer takes an operation that was queued, since it was heard last: the operation waits from then on for what
-    /// comes of it. When that was.
+    /// The peer takes an operation that was queued, since it was heard last: the operation waits
+    /// from then on for what comes of it. When that was.
     fn has_room(&mut self, operation: OperationId) -> Time {
         let came = self.heard();
         if let Some(it) = self.operations.get_mut(operation) {
@@ -264,17 +267,20 @@ impl Session {
         Counted::Now
     }
 
-    /// Gives a send its number, if it can have it now: it takes its window, or asks. An eager one has left before.
+    /// Gives a send its number, if it can have it now: it takes its window, or asks. An eager one
+    /// has left before.
     pub(super) fn number_send(&mut self, operation: OperationId) {
         if self.send_windows.unroomed.is_empty() {
             self.number_first(operation);
         } else {
-            // Behind those before it, whatever their tags: the peer's program may receive in their order.
+            // Behind those before it, whatever their tags: the peer's program may receive in their
+            // order.
             self.send_windows.unroomed.insert(operation);
         }
     }
 
-    /// As [`Self::number_send`], of a send that none waits before; `false` if it has to wait for room.
+    /// As [`Self::number_send`], of a send that none waits before; `false` if it has to wait for
+    /// room.
     fn number_first(&mut self, operation: OperationId) -> bool {
         let Some(it) = self.operations.get(operation) else {
             return true;
@@ -324,7 +330,8 @@ impl Session {
         }
     }
 
-    /// The number of an eager send, whose window, if there is one, is not used; `None` while its tag cannot count.
+    /// The number of an eager send, whose window, if there is one, is not used; `None` while its
+    /// tag cannot count.
     pub(super) fn number_eager(&mut self, tag: Tag, is_bare: bool) -> Option<u64> {
         let is_first = self.send_windows.unroomed.is_empty();
         if !is_first || self.count_tag(tag) != Counted::Now {
@@ -412,7 +419,8 @@ impl Session {
         // Else that send has ended, or left with its payload: the peer meets it by its number.
     }
 
-    /// A send has been granted its place, or ends: it waits for no receive any more, and has no number.
+    /// A send has been granted its place, or ends: it waits for no receive any more, and has no
+    /// number.
     pub(super) fn waits_no_more(&mut self, operation: OperationId) {
         let it = self.operations.get_mut(operation);
         if let Some(it) = it.filter(|it| it.wants_receive()) {
@@ -460,8 +468,9 @@ impl Session {
         }
     }
 
-    /// Asks the peer to forget tags that it counts and nothing is under way of. What it does not count takes no room; it
-    /// would be asked for that again and again while a receive of the peer has it keep the count.
+    /// Asks the peer to forget tags that it counts and nothing is under way of. What it does not
+    /// count takes no room; it would be asked for that again and again while a receive of the peer
+    /// has it keep the count.
     fn forget_idle_tags(&mut self, most: usize) {
         if self.send_windows.forgetting > 0 {
             return;
@@ -518,12 +527,14 @@ impl Posting {
     }
 }
 
-/// Posted windows: a receive that waits opens its memory for the one send that it will meet, and says so.
+/// Posted windows: a receive that waits opens its memory for the one send that it will meet, and
+/// says so.
 ///
-/// The send of its number then writes there without asking. A send that does not fit, or that left before it
-/// knew the window, is met as if there were none: the window is closed first. A posted receive has a number, and so have
-/// those before it: where one of them ends early, the peer answers what becomes of its number. A transfer that comes for it
-/// meets the next receive that has none.
+/// The send of its number then writes there without asking. A send that does not fit, or that left
+/// before it knew the window, is met as if there were none: the window is closed first. A posted
+/// receive has a number, and so have those before it: where one of them ends early, the peer
+/// answers what becomes of its number. A transfer that comes for it meets the next receive that has
+/// none.
 impl Session {
     /// A receive waits for its send: it is posted, if that is worth it and there is room.
     pub(super) fn post_receive_soon(&mut self, operation: OperationId, bytes: u64, level: Level) {
@@ -553,7 +564,8 @@ impl Session {
         }
     }
 
-    /// Posts a receive, if that is worth it and may be; `false` if there is no room, until others have met their sends.
+    /// Posts a receive, if that is worth it and may be; `false` if there is no room, until others
+    /// have met their sends.
     fn post_window(&mut self, operation: OperationId) -> bool {
         let (Some(agreed), Some(it)) = (self.agreed, self.operations.get(operation)) else {
             return true;
@@ -779,8 +791,8 @@ impl Session {
     }
 }
 
-/// Where an operation waits: puts and gets by themselves, and apart from them puts before a notification, and
-/// notifications, which wait for the peer's program too.
+/// Where an operation waits: puts and gets by themselves, and apart from them puts before a
+/// notification, and notifications, which wait for the peer's program too.
 fn queue_of(origin: &Origin) -> usize {
     match origin {
         Origin::Put {

@@ -51,7 +51,8 @@ impl Arrival {
     }
 }
 
-/// Whether a send goes to such a window without being granted. Both sides ask this of the same values.
+/// Whether a send goes to such a window without being granted. Both sides ask this of the same
+/// values.
 pub(super) fn fits(capacity: u64, level: Level, bytes: u64, asked: Level) -> bool {
     (1..=capacity).contains(&bytes) && asked <= level
 }
@@ -77,8 +78,8 @@ pub(super) struct SendTag {
     pub(super) posted: BTreeMap<u64, Option<PostedWindow>>,
     /// Sends that have asked for a receive, or go to a posted window.
     pub(super) numbered: BTreeMap<u64, OperationId>,
-    /// Sends without a number, in their order: until the peer has answered whether the count may be forgotten, or one may
-    /// ask.
+    /// Sends without a number, in their order: until the peer has answered whether the count may be
+    /// forgotten, or one may ask.
     pub(super) held: BTreeSet<OperationId>,
     pub(super) is_forgetting: bool,
     /// The peer counts it, or will with the next frame.
@@ -115,7 +116,8 @@ impl SendTag {
 #[derive(Debug)]
 pub(super) enum Announced {
     Receive(OperationId),
-    /// It has ended, and the peer is to answer what becomes of its number; the transfer that came for it meanwhile.
+    /// It has ended, and the peer is to answer what becomes of its number; the transfer that came
+    /// for it meanwhile.
     Ended(Option<Arrival>),
 }
 
@@ -147,13 +149,14 @@ impl ReceiveTag {
         self.announced.is_empty() && self.arrivals.is_empty()
     }
 
-    /// Whether further receives may be announced: not while one that was started later may yet get the transfer of one that
-    /// has ended.
+    /// Whether further receives may be announced: not while one that was started later may yet get
+    /// the transfer of one that has ended.
     pub(super) fn is_settled(&self) -> bool {
         self.arrivals.is_empty() && self.ended == 0
     }
 
-    /// Whether a transfer of this number may meet a receive that is queued: none before it may come for one that has ended.
+    /// Whether a transfer of this number may meet a receive that is queued: none before it may come
+    /// for one that has ended.
     pub(super) fn is_in_order(&self, number: u64) -> bool {
         let has_ended = |(_, receive): (&u64, &Announced)| matches!(receive, Announced::Ended(_));
         self.ended == 0 || !self.announced.range(..number).any(has_ended)
@@ -175,7 +178,8 @@ pub(super) struct Matching {
     arrivals: BTreeMap<TransferId, (Tag, u64)>,
 }
 
-/// A map keeps room for eleven entries when the last one is taken: as many tags as a peer may use would keep it.
+/// A map keeps room for eleven entries when the last one is taken: as many tags as a peer may use
+/// would keep it.
 fn free_empty<V>(map: &mut BTreeMap<u64, V>) {
     if map.is_empty() {
         *map = BTreeMap::new();
@@ -303,7 +307,8 @@ impl Matching {
     /// A transfer waits for a receive.
     ///
     /// # Errors
-    /// It asks for one, and as many do already as may. Nothing asks that came for a receive which has ended.
+    /// It asks for one, and as many do already as may. Nothing asks that came for a receive which
+    /// has ended.
     pub(super) fn add_arrival(
         &mut self,
         mut arrival: Arrival,
@@ -326,8 +331,8 @@ impl Matching {
         Ok(())
     }
 
-    /// Queues a receive of this tag, if one begins; takes the first one of the queue, and the transfer
-    /// that waits for it and for nothing else.
+    /// Queues a receive of this tag, if one begins; takes the first one of the queue, and the
+    /// transfer that waits for it and for nothing else.
     pub(super) fn pair(
         &mut self,
         tag: Tag,

@@ -43,8 +43,8 @@ struct Group {
     notification: Option<TransferId>,
 }
 
-/// An arrival of a peer that has got pieces whose memory this side's network still holds: the peer may
-/// write there now, and the program that is notified may use it.
+/// An arrival of a peer that has got pieces whose memory this side's network still holds: the peer
+/// may write there now, and the program that is notified may use it.
 #[derive(Debug)]
 struct Releasing {
     transfer: TransferId,
@@ -89,18 +89,21 @@ pub(super) struct OneSided {
     next_group: u64,
     /// The one whose notification is to come.
     open_group: Option<u64>,
-    /// What the peer does not take yet: puts; apart, those before a notification, and notifications, which wait for its
-    /// program too; and gets.
+    /// What the peer does not take yet: puts; apart, those before a notification, and
+    /// notifications, which wait for its program too; and gets.
     pub(super) queued: [BTreeMap<OperationId, Queued>; 3],
-    /// The first put of those that the program starts now, and of those that were asked for last, before a notification.
+    /// The first put of those that the program starts now, and of those that were asked for last,
+    /// before a notification.
     pub(super) starting: Option<TransferId>,
     pub(super) asked_group: Option<TransferId>,
     /// When something that was queued could leave.
     pub(super) credit_came: Time,
-    /// Notifications that wait until the program has collected others, and how many of how many bytes it has not.
+    /// Notifications that wait until the program has collected others, and how many of how many
+    /// bytes it has not.
     pub(super) due: VecDeque<TransferId>,
     unread: (u64, u64),
-    /// Answers that the peer has got and this side's network has not let go of, counted in their order.
+    /// Answers that the peer has got and this side's network has not let go of, counted in their
+    /// order.
     unreleased: VecDeque<(u64, OperationId)>,
     next_unreleased: u64,
     /// Arrivals that wait for those, in their order.
@@ -149,7 +152,8 @@ impl OneSided {
         })
     }
 
-    /// Closes a window: what the peer has begun there that nobody accepted or answered; `None` if there is none.
+    /// Closes a window: what the peer has begun there that nobody accepted or answered; `None` if
+    /// there is none.
     pub(super) fn revoke(&mut self, window: u64) -> Option<(Vec<TransferId>, Vec<u64>)> {
         self.windows.remove(&window)?;
         self.changed += 1;
@@ -451,7 +455,8 @@ impl Session {
         }
     }
 
-    /// The program has collected so many notifications of so many bytes in all: others have their room.
+    /// The program has collected so many notifications of so many bytes in all: others have their
+    /// room.
     pub fn notifications_collected(&mut self, count: u64, bytes: u64) {
         let (unread, unread_bytes) = &mut self.one_sided.unread;
         *unread = unread.saturating_sub(count);

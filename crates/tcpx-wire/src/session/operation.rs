@@ -1,7 +1,8 @@
-//! The table of operations: what each is, how far it is, who must act next, and which of its clocks runs.
+//! The table of operations: what each is, how far it is, who must act next, and which of its clocks
+//! runs.
 //!
-//! An operation goes `Queued -> Asked -> Moving -> Over`, and by `Stopping` where something ends it early: [`Stage`]
-//! says how far its transfer is, [`End`] how far its end.
+//! An operation goes `Queued -> Asked -> Moving -> Over`, and by `Stopping` where something ends it
+//! early: [`Stage`] says how far its transfer is, [`End`] how far its end.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -103,9 +104,11 @@ pub(super) struct Operation {
     pub(super) origin: Origin,
     /// 0 unless it is a send or a receive.
     pub(super) tag: Tag,
-    /// Its number among those of its tag, while it waits, or is in the window of one: it may be another one's afterwards.
+    /// Its number among those of its tag, while it waits, or is in the window of one: it may be
+    /// another one's afterwards.
     pub(super) number: Option<u64>,
-    /// What both sides call its transfer; none while there is none that the peer knows, or has still to hear of.
+    /// What both sides call its transfer; none while there is none that the peer knows, or has
+    /// still to hear of.
     pub(super) wire: Option<TransferId>,
     /// Length of the transfer; until that is known, what a receive can hold.
     pub(super) bytes: u64,
@@ -118,7 +121,8 @@ pub(super) struct Operation {
     pub(super) asked: Level,
     /// What both sides reach, once that is agreed.
     pub(super) level: Level,
-    /// A send's first frame has left; something came to a receive's window, perhaps not a whole chunk.
+    /// A send's first frame has left; something came to a receive's window, perhaps not a whole
+    /// chunk.
     pub(super) is_begun: bool,
     /// It has asked for a receive, which a send does once.
     pub(super) has_asked: bool,
@@ -157,8 +161,8 @@ pub(super) enum Stage {
         /// Bytes of the sender's credit that the payload occupies here.
         credit: u64,
     },
-    /// Its chunks are under way. In a box: without it small ones, which end soon, would be moved about with room for all
-    /// this.
+    /// Its chunks are under way. In a box: without it small ones, which end soon, would be moved
+    /// about with room for all this.
     Moving(Box<Moving>),
 }
 
@@ -191,8 +195,8 @@ pub(super) struct Moving {
     pub(super) is_window: bool,
     /// The send's window was closed, and the data plane has yet to let go of it.
     pub(super) is_leaving: bool,
-    /// Chunks that were given to the data plane, that it has sent or that have arrived, and that are at their
-    /// destination: for a send, as far as the peer said so.
+    /// Chunks that were given to the data plane, that it has sent or that have arrived, and that
+    /// are at their destination: for a send, as far as the peer said so.
     pub(super) posted: ChunkSet,
     pub(super) passed: ChunkSet,
     pub(super) placed: ChunkSet,
@@ -572,7 +576,8 @@ impl Moving {
     }
 }
 
-/// Every operation: in two halves, of which one takes bytes of the peer, and by the names that the peer has for them.
+/// Every operation: in two halves, of which one takes bytes of the peer, and by the names that the
+/// peer has for them.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     halves: [Numbered<OperationId, Operation>; 2],

@@ -33,8 +33,9 @@ pub enum Output {
 }
 
 impl Session {
-    /// The next thing that comes out, of what the caller can take now. Before anything else, whatever it can take: windows
-    /// to open, of which a frame behind tells the peer, and eager messages to deliver, ahead of sends that have ended.
+    /// The next thing that comes out, of what the caller can take now. Before anything else,
+    /// whatever it can take: windows to open, of which a frame behind tells the peer, and eager
+    /// messages to deliver, ahead of sends that have ended.
     pub fn poll(&mut self, takes: Takes) -> Option<Output> {
         if let Some(urgent) = self.urgent.pop_front() {
             return Some(Output::Action(urgent));
@@ -86,7 +87,8 @@ impl Session {
         }
     }
 
-    /// Apart from `poll`, which looks for actions more often than anything else, and would save every register for this.
+    /// Apart from `poll`, which looks for actions more often than anything else, and would save
+    /// every register for this.
     #[inline(never)]
     fn poll_transmit(&mut self, now: Time) -> Option<Frame> {
         if !self.ended() {
@@ -149,11 +151,13 @@ impl Session {
 /// Frames that wait for transmission.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Waiting {
-    /// There are others than those counted here, or the session closes: nothing should be held back.
+    /// There are others than those counted here, or the session closes: nothing should be held
+    /// back.
     pub urgent: bool,
     /// Acknowledgements, and credit for eager payload.
     pub acknowledgements: usize,
-    /// Those of them that no program of the peer waits for, as far as is known: of what a get has brought.
+    /// Those of them that no program of the peer waits for, as far as is known: of what a get has
+    /// brought.
     pub unawaited: usize,
     /// Receives that are posted to the peer.
     pub posted: usize,
@@ -246,8 +250,8 @@ impl Outbox {
 }
 
 impl Session {
-    /// What waits for transmission. A caller may leave acknowledgements, posted receives and eager payloads where
-    /// they are for a moment, so that several leave together; nothing else.
+    /// What waits for transmission. A caller may leave acknowledgements, posted receives and eager
+    /// payloads where they are for a moment, so that several leave together; nothing else.
     pub fn waiting(&self) -> Waiting {
         Waiting {
             urgent: self.transmit.others > 0 || self.acks.due.is_some() || self.closing(),
@@ -404,7 +408,8 @@ impl Session {
         self.liveness.heard
     }
 
-    /// Something of the peer has come, be it a part of a frame: it lives, though a frame takes its time.
+    /// Something of the peer has come, be it a part of a frame: it lives, though a frame takes its
+    /// time.
     pub fn note_peer_alive(&mut self, now: Time) {
         self.liveness.heard(now);
     }

@@ -1,6 +1,7 @@
 //! Lists of pieces that operations name: those that the peer was told, and those that it told.
 //!
-//! Both sides count the pieces of lists that are kept alike: from the first frame of a list to the one that drops it.
+//! Both sides count the pieces of lists that are kept alike: from the first frame of a list to the
+//! one that drops it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -197,12 +198,12 @@ impl Session {
         within(KEPT, held, pieces.max(1), most).map_err(|_| RequestError::TooManyPieces { most })
     }
 
-    /// Adds a list, for puts to and gets from [`Extent::Pieces`]; its number. The peer is told of it when an operation
-    /// names it, and checks it with each of them.
+    /// Adds a list, for puts to and gets from [`Extent::Pieces`]; its number. The peer is told of
+    /// it when an operation names it, and checks it with each of them.
     ///
     /// # Errors
-    /// The peer does not keep as many pieces, beside those of lists that were not dropped, or no list of as many windows,
-    /// or has not said how many it keeps; or the session closes.
+    /// The peer does not keep as many pieces, beside those of lists that were not dropped, or no
+    /// list of as many windows, or has not said how many it keeps; or the session closes.
     pub fn add_pieces(&mut self, list: Arc<PieceList>) -> Result<u64, RequestError> {
         if self.closing() {
             return Err(RequestError::Closed);

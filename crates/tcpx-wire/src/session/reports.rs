@@ -30,16 +30,17 @@ impl Session {
         }
     }
 
-    /// Chunks have come to the window of a receive, be it in part. Before [`data_quiet`](Self::data_quiet), so that its
-    /// end does not say that nothing was written.
+    /// Chunks have come to the window of a receive, be it in part. Before
+    /// [`data_quiet`](Self::data_quiet), so that its end does not say that nothing was written.
     pub fn window_touched(&mut self, operation: OperationId) {
         if let Some(it) = self.operations.get_mut(operation) {
             it.is_begun = true;
         }
     }
 
-    /// The header of a chunk of a transfer that is cut so has come to the window of a receive, which is matched to it. The
-    /// data plane has checked that it fits, and says so before it says anything of its chunks.
+    /// The header of a chunk of a transfer that is cut so has come to the window of a receive,
+    /// which is matched to it. The data plane has checked that it fits, and says so before it says
+    /// anything of its chunks.
     pub fn window_begins(&mut self, now: Time, operation: OperationId, cut: ChunkPlan) {
         let it = self.operations.get_mut(operation);
         let Some(it) = it.filter(|it| it.is_live()) else {
@@ -120,7 +121,8 @@ impl Session {
         }
     }
 
-    /// Takes a report of a chunk, unless its operation ends early and is quiet; one that cannot be ends the operation.
+    /// Takes a report of a chunk, unless its operation ends early and is quiet; one that cannot be
+    /// ends the operation.
     fn report<T>(
         &mut self,
         now: Time,

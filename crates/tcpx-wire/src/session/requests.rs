@@ -178,8 +178,9 @@ impl Session {
         Ok(operation)
     }
 
-    /// Starts a get that this side makes by itself, up to level placed, as the peer exposes what it is about: answer
-    /// [`eager_copied`](Self::eager_copied) or [`ask_owner`](Self::ask_owner). The peer hears nothing of it.
+    /// Starts a get that this side makes by itself, up to level placed, as the peer exposes what it
+    /// is about: answer [`eager_copied`](Self::eager_copied) or [`ask_owner`](Self::ask_owner). The
+    /// peer hears nothing of it.
     ///
     /// # Errors
     /// As of [`Self::get`].
@@ -335,8 +336,8 @@ impl Session {
         }
     }
 
-    /// Says something to the peer now, a heartbeat ahead of its time if there is nothing else: what the
-    /// peer's system makes of it tells whether the way to it still works.
+    /// Says something to the peer now, a heartbeat ahead of its time if there is nothing else: what
+    /// the peer's system makes of it tells whether the way to it still works.
     pub fn probe(&mut self, now: Time) {
         if !self.ended() {
             self.beat(now);
@@ -351,8 +352,9 @@ impl Session {
     }
 
     /// Closes in order: receives that match nothing end, transfers under way are finished and
-    /// acknowledged, then the peer is told. [`Action::Closed`](super::Action::Closed) follows; after `limit` it ends what
-    /// is left. Where it closes already, it takes the longer time of both.
+    /// acknowledged, then the peer is told. [`Action::Closed`](super::Action::Closed) follows;
+    /// after `limit` it ends what is left. Where it closes already, it takes the longer time of
+    /// both.
     pub fn close(&mut self, now: Time, limit: Duration) {
         match &mut self.ending {
             Ending::Open => {}
@@ -391,8 +393,8 @@ impl Session {
     /// The connection is lost. Operations whose memory the data plane may still touch get
     /// [`Action::StopData`](super::Action::StopData) and end with [`Session::data_quiet`] (after
     /// [`Config::cancel_timeout`](super::Config::cancel_timeout) at the latest, then with
-    /// [`Memory::Held`](super::Memory::Held)); all others end at once. [`Action::Closed`](super::Action::Closed) is the
-    /// last action.
+    /// [`Memory::Held`](super::Memory::Held)); all others end at once.
+    /// [`Action::Closed`](super::Action::Closed) is the last action.
     pub fn fail(&mut self, now: Time, failure: ConnectionFailure) {
         if self.ended() {
             return;

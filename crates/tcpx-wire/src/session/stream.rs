@@ -290,7 +290,8 @@ struct LaneOrder {
     in_flight: VecDeque<u64>,
 }
 
-/// Chunks follow each other by their numbers. A channel carries every `channels`-th one and at most `window` at a time.
+/// Chunks follow each other by their numbers. A channel carries every `channels`-th one and at most
+/// `window` at a time.
 #[derive(Debug, Default)]
 struct Numbered {
     window: usize,
@@ -500,8 +501,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever comes, goes and ends meanwhile, each transfer's chunks are posted in order, and none of one that was
-        /// dropped; nobody waits for more than a turn of each other one.
+        /// Whatever comes, goes and ends meanwhile, each transfer's chunks are posted in order, and
+        /// none of one that was dropped; nobody waits for more than a turn of each other one.
         #[test]
         fn transfers_take_turns(
             steps in prop::collection::vec((0u8..4, any::<prop::sample::Index>(), 0u32..12), 1..200),

@@ -23,9 +23,10 @@ use crate::window::Window;
 impl Connection {
     /// Opens `slice` to the peer: whoever holds the window's key may put into it and get from it,
     /// as far as `rights` allow. The memory is in use only while an operation of the peer touches
-    /// it; an operation that finds it in use is refused. A peer on the same host that has got something there reads the
-    /// window by itself from then on, until an operation of this side writes there: this side counts no such get, and
-    /// none keeps it from writing, as the peer asks for what it has not read by then.
+    /// it; an operation that finds it in use is refused. A peer on the same host that has got
+    /// something there reads the window by itself from then on, until an operation of this side
+    /// writes there: this side counts no such get, and none keeps it from writing, as the peer asks
+    /// for what it has not read by then.
     ///
     /// Memory of a GPU is outside of every stream's order here: have your work on it ended before
     /// you tell the peer to begin.
@@ -135,9 +136,9 @@ impl Connection {
         self.take_or_wake(context, || Some(shared.watch()))
     }
 
-    /// As [`Connection::poll_notification`], for a task that steps back behind threads which drive the
-    /// connection by waiting or polling: where one of them stops in between, the task is woken up to
-    /// a millisecond late.
+    /// As [`Connection::poll_notification`], for a task that steps back behind threads which drive
+    /// the connection by waiting or polling: where one of them stops in between, the task is woken
+    /// up to a millisecond late.
     ///
     /// # Errors
     /// As [`Connection::notification`].
@@ -203,8 +204,8 @@ pub struct Batch<'a> {
     notification: Option<Vec<u8>>,
 }
 
-/// Bytes from which a part with memory of a GPU is an operation of its own: its chunks are neighbours then, and neighbours
-/// are copied together.
+/// Bytes from which a part with memory of a GPU is an operation of its own: its chunks are
+/// neighbours then, and neighbours are copied together.
 const SINGLE_ON_GPU: usize = 1 << 20;
 
 fn is_on_gpu(slice: &RegionSlice) -> bool {
@@ -264,25 +265,27 @@ impl Batch<'_> {
         self
     }
 
-    /// Sends a notification of up to 64 KiB behind the parts: the peer's program gets it, once, when
-    /// every put has been applied there and every get has ended here; never when one of them failed.
-    /// The transfer ends after it.
+    /// Sends a notification of up to 64 KiB behind the parts: the peer's program gets it, once,
+    /// when every put has been applied there and every get has ended here; never when one of them
+    /// failed. The transfer ends after it.
     pub fn notify(mut self, bytes: &[u8]) -> Self {
         self.notification = Some(bytes.to_vec());
         self
     }
 
-    /// Starts all of it. The transfer ends when every part has: with the first error, if there was one.
+    /// Starts all of it. The transfer ends when every part has: with the first error, if there was
+    /// one.
     ///
-    /// Puts into windows that [take lists](WindowKey::takes_lists) are one operation, however many they are, and so are
-    /// gets: they end together, and what is said of each part is said of all of them. Memory of a GPU and host memory
-    /// are apart in that, at either end, and parts of 1 MiB and more with memory of a GPU are left out. Every other part is
-    /// an operation of its own.
+    /// Puts into windows that [take lists](WindowKey::takes_lists) are one operation, however many
+    /// they are, and so are gets: they end together, and what is said of each part is said of all
+    /// of them. Memory of a GPU and host memory are apart in that, at either end, and parts of 1
+    /// MiB and more with memory of a GPU are left out. Every other part is an operation of its own.
     ///
     /// # Errors
     /// A piece does not lie in its window or is not allowed there, memory is in use or cannot be
-    /// reached, the notification is too long, the connection is gone, or too many operations or pieces run.
-    /// Nothing was started then: where a part fails to start behind others, the transfer ends with the reason.
+    /// reached, the notification is too long, the connection is gone, or too many operations or
+    /// pieces run. Nothing was started then: where a part fails to start behind others, the
+    /// transfer ends with the reason.
     pub fn start(self) -> Result<Transfer, Error> {
         let connection = self.connection;
         connection.handle.0.check_process()?;
@@ -414,7 +417,8 @@ impl Part {
     }
 }
 
-/// A batch that can start many times, one after the other or at a time as far as its memory allows that.
+/// A batch that can start many times, one after the other or at a time as far as its memory allows
+/// that.
 #[derive(Debug)]
 pub struct PreparedBatch {
     connection: Connection,
@@ -423,7 +427,8 @@ pub struct PreparedBatch {
 }
 
 impl PreparedBatch {
-    /// Starts it, see [`Batch::start`]; the peer checks its windows and rights again, or has taken nothing back since it did.
+    /// Starts it, see [`Batch::start`]; the peer checks its windows and rights again, or has taken
+    /// nothing back since it did.
     ///
     /// # Errors
     /// As [`Batch::start`].

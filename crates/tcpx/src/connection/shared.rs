@@ -99,8 +99,8 @@ impl Requests {
     }
 }
 
-/// Looks at the engine's lock before a thread sleeps until it is free, as waking it takes longer than a turn: on few cores,
-/// where another thread has the core between two looks, and elsewhere.
+/// Looks at the engine's lock before a thread sleeps until it is free, as waking it takes longer
+/// than a turn: on few cores, where another thread has the core between two looks, and elsewhere.
 const LOOKS_AT_LOCK: (u32, u32) = (16, 4);
 
 /// The engine's lock. Wakers of transfers that ended while it was held are woken after it.
@@ -181,8 +181,8 @@ impl Shared {
         })
     }
 
-    /// Whether a fork's child asks: nothing here may be touched, and no lock be taken, which a thread of
-    /// the parent may have held at that moment.
+    /// Whether a fork's child asks: nothing here may be touched, and no lock be taken, which a
+    /// thread of the parent may have held at that moment.
     pub(crate) fn is_inherited(&self) -> bool {
         self.generation != fork::generation()
     }
@@ -271,7 +271,8 @@ impl Shared {
         self.patience.foreign
     }
 
-    /// Keeps the GPU's context for a thread that does the engine's work, unless that calls the program's code.
+    /// Keeps the GPU's context for a thread that does the engine's work, unless that calls the
+    /// program's code.
     pub(crate) fn stay_in_context(&self) -> Option<InContext> {
         let gpu = self.gpu.as_ref().filter(|_| !self.observed)?;
         // What the driver refuses here it refuses again where it matters.

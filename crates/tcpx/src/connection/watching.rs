@@ -43,7 +43,8 @@ impl Shared {
         }
     }
 
-    /// When the engine's thread sees to what is due: a thread that looks after the connection does it in time.
+    /// When the engine's thread sees to what is due: a thread that looks after the connection does
+    /// it in time.
     pub(super) fn due_for_engine(&self, due: Instant) -> Instant {
         match self.progress_owner.is_attended() {
             true => due + PROGRESS_LEASE,

@@ -58,7 +58,8 @@ impl Drop for Channels {
     }
 }
 
-/// Whether long messages come over the channels one at a time: then the thread that waits for one may move its bytes too.
+/// Whether long messages come over the channels one at a time: then the thread that waits for one
+/// may move its bytes too.
 #[derive(Debug, Default)]
 pub(super) struct Alone {
     /// So many in a row must have come one at a time.
@@ -72,8 +73,8 @@ pub(super) struct Alone {
 }
 
 impl Alone {
-    /// A long message begins to come. Those that came together with it count as under way: the peer has sent it before it
-    /// heard of their end.
+    /// A long message begins to come. Those that came together with it count as under way: the peer
+    /// has sent it before it heard of their end.
     pub(super) fn begins(&mut self) {
         self.under_way += 1;
         (self.came, self.together) = match self.under_way {
@@ -289,8 +290,8 @@ impl ChannelState {
         self.channel.in_flight() > 0 || !self.sends.is_empty() || !self.receives.is_empty()
     }
 
-    /// Closes the channel, which takes its pool with it, as soon as no unpack reads that. How it broke meanwhile, as
-    /// the peer may have closed it for the same reason, is no news then.
+    /// Closes the channel, which takes its pool with it, as soon as no unpack reads that. How it
+    /// broke meanwhile, as the peer may have closed it for the same reason, is no news then.
     pub(super) fn close(&mut self) {
         self.closing = true;
         self.failed = None;
@@ -301,8 +302,8 @@ impl ChannelState {
         (self.closing && self.kept) || (self.closed && self.channel.closed())
     }
 
-    /// Nobody can learn when the pool is read no more: its space never goes back, and the channel, whose end
-    /// would take the pool with it, stays for as long as the process lives.
+    /// Nobody can learn when the pool is read no more: its space never goes back, and the channel,
+    /// whose end would take the pool with it, stays for as long as the process lives.
     pub(super) fn keep(&mut self) {
         self.kept = true;
     }

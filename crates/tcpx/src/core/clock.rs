@@ -76,7 +76,8 @@ impl Clock {
         self.until <= self.ticked
     }
 
-    /// The same after a step, which may have been a long one, where a look is due; that one leaves the time as it is.
+    /// The same after a step, which may have been a long one, where a look is due; that one leaves
+    /// the time as it is.
     pub(super) fn is_spent(&mut self, was_long: bool) -> bool {
         let most = self.bounds.steps;
         self.steps += if was_long { most } else { 1 };

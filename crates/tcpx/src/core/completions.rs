@@ -47,7 +47,8 @@ impl Core {
                     return;
                 };
                 if self.operations.get(&id).is_some_and(|op| op.stopped) {
-                    // Before the operation may be quiet: the network keeps the chunk for sending again.
+                    // Before the operation may be quiet: the network keeps the chunk for sending
+                    // again.
                     self.session.chunk_sent(now, id, flight.event.index);
                 }
                 if self.off_wire(id) {
@@ -141,7 +142,8 @@ impl Core {
         }
     }
 
-    /// Unpacks what has come of a chunk; of a part at once, so that its pool space goes back before the rest comes.
+    /// Unpacks what has come of a chunk; of a part at once, so that its pool space goes back before
+    /// the rest comes.
     fn scattered(
         &mut self,
         index: usize,
@@ -216,7 +218,8 @@ impl Core {
         self.placed(id, InFlight { event, posted });
     }
 
-    /// Nothing points at the memory of a window any more; `true` if the session still wants to hear of it.
+    /// Nothing points at the memory of a window any more; `true` if the session still wants to hear
+    /// of it.
     fn window_closed(&mut self, id: OperationId) -> bool {
         self.ended_of(id, |operation| {
             operation.window = None;

@@ -31,7 +31,8 @@ impl Core {
                         break;
                     }
                     if is_message {
-                        // While the core has it in its cache; the next one comes in the same buffer. To a GPU it takes longest.
+                        // While the core has it in its cache; the next one comes in the same
+                        // buffer. To a GPU it takes longest.
                         while self.perform_next(Takes::Urgent) {}
                     }
                     if self.clock.is_spent(is_list) {
@@ -53,8 +54,8 @@ impl Core {
         any
     }
 
-    /// Takes frames from the session as long as there is room, and its last ones in any case: nobody would say them later.
-    /// `true` if there were any.
+    /// Takes frames from the session as long as there is room, and its last ones in any case:
+    /// nobody would say them later. `true` if there were any.
     pub(super) fn queue_frames(&mut self) -> bool {
         if self.ending.is_loss() {
             return false;
@@ -78,8 +79,8 @@ impl Core {
         any
     }
 
-    /// Sends what the session has to say, as far as the socket takes it and it may not wait; `true` if there
-    /// was anything.
+    /// Sends what the session has to say, as far as the socket takes it and it may not wait; `true`
+    /// if there was anything.
     pub(super) fn write_control(&mut self) -> bool {
         let mut any = false;
         if self.may_hold() {

@@ -1,4 +1,5 @@
-//! Messages that travel with their announcement: their bytes go over the control connection, at once.
+//! Messages that travel with their announcement: their bytes go over the control connection, at
+//! once.
 
 use std::io;
 
@@ -16,8 +17,9 @@ use super::operation::Token;
 const _: () = assert!(SmallCopies::MOST_BYTES == MAX_EAGER_BYTES);
 
 impl Core {
-    /// The bytes of a message that is to travel with its announcement; `None` if they cannot be had at
-    /// once, because the program's GPU work comes first. Where a copy goes on all the same, its token.
+    /// The bytes of a message that is to travel with its announcement; `None` if they cannot be had
+    /// at once, because the program's GPU work comes first. Where a copy goes on all the same, its
+    /// token.
     pub(crate) fn read_small(
         &mut self,
         from: &mut Lease,

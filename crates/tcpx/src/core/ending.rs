@@ -1,5 +1,5 @@
-//! How a connection ends. A panic in the engine or in a network ends one connection, never the thread that others live
-//! on.
+//! How a connection ends. A panic in the engine or in a network ends one connection, never the
+//! thread that others live on.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,8 +14,8 @@ use crate::driver::{START, Turn};
 use crate::error::Error;
 use crate::event::Event;
 
-/// Time for the last frames to reach the socket, and the peer, once the session has ended: both have said goodbye, and a
-/// peer that keeps its end open holds nobody.
+/// Time for the last frames to reach the socket, and the peer, once the session has ended: both
+/// have said goodbye, and a peer that keeps its end open holds nobody.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 #[derive(Default)]
@@ -100,8 +100,8 @@ impl Core {
         self.end(Err(error));
     }
 
-    /// A data channel is broken. A peer that ends the connection says so before it closes its channels: what it has
-    /// said is read first, and then the break may be no news.
+    /// A data channel is broken. A peer that ends the connection says so before it closes its
+    /// channels: what it has said is read first, and then the break may be no news.
     pub(super) fn channel_failed(&mut self, index: usize, error: ChannelError) {
         let state = &mut self.channels.all[index];
         if !state.closing {
@@ -109,7 +109,8 @@ impl Core {
         }
     }
 
-    /// Ends the connection whose channel has failed, if all that the peer has said was read and done.
+    /// Ends the connection whose channel has failed, if all that the peer has said was read and
+    /// done.
     pub(super) fn lose_failed_channels(&mut self) {
         for index in 0..self.channels.all.len() {
             let is_heard = self.control.is_drained() && !self.session.has_actions();
@@ -170,7 +171,8 @@ impl Core {
         again
     }
 
-    /// Sees to what is asked, and makes [progress](Core::progress); a panic in it is the end of the connection.
+    /// Sees to what is asked, and makes [progress](Core::progress); a panic in it is the end of the
+    /// connection.
     pub(crate) fn guarded_progress(&mut self, asked: &Requests) -> Turn {
         let turn = self.guarded(|core| {
             asked.see_to(core);

@@ -1,4 +1,5 @@
-//! What this side does on a GPU beside the copy worker: small messages, and looks at the program's work there.
+//! What this side does on a GPU beside the copy worker: small messages, and looks at the program's
+//! work there.
 
 use std::collections::VecDeque;
 
@@ -18,8 +19,8 @@ pub(crate) struct GpuWork {
     pub(crate) device: Option<Gpu>,
     /// For payload of GPU memory that travels with its announcement.
     pub(super) small: Option<SmallCopies>,
-    /// Looked at before they are needed, while the peer or the wire has its turn: asking the driver takes microseconds,
-    /// and its answer lasts.
+    /// Looked at before they are needed, while the peer or the wire has its turn: asking the driver
+    /// takes microseconds, and its answer lasts.
     fences: VecDeque<(Fence, u8)>,
 }
 
@@ -65,7 +66,8 @@ impl GpuWork {
 }
 
 impl Core {
-    /// Whether a receive has to wait for GPU work of the program before the peer may hear of its window.
+    /// Whether a receive has to wait for GPU work of the program before the peer may hear of its
+    /// window.
     pub(crate) fn is_fenced(&self, fence: Option<&Fence>) -> bool {
         // An error is told to whoever needs the fence.
         let is_ahead = |fence: &Fence| fence.is_reached() == Ok(false);

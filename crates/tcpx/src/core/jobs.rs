@@ -29,9 +29,9 @@ const SAMPLE: usize = 8;
 const PROBE: usize = 64;
 
 impl Core {
-    /// Hands fragments of a chunk to the copy worker; `false` if that was not possible or not wanted. `last` of
-    /// so many bytes: the chunk is whole with them, which parts may have come of before; else its rest is still
-    /// to come.
+    /// Hands fragments of a chunk to the copy worker; `false` if that was not possible or not
+    /// wanted. `last` of so many bytes: the chunk is whole with them, which parts may have come of
+    /// before; else its rest is still to come.
     pub(super) fn unpack(
         &mut self,
         id: OperationId,
@@ -389,7 +389,8 @@ impl Lists {
         self.0.pop().unwrap_or_default()
     }
 
-    /// Keeps a list for the next chunk, unless somebody else still has it; without room that few chunks need.
+    /// Keeps a list for the next chunk, unless somebody else still has it; without room that few
+    /// chunks need.
     fn give_back(&mut self, mut list: Arc<Descriptors>) {
         if self.0.len() < LISTS_KEPT
             && let Some(ours) = Arc::get_mut(&mut list)

@@ -40,12 +40,13 @@ impl Drop for Exposed {
 pub(crate) struct OneSided {
     windows: Numbered<u64, Exposed>,
     notifications: Arc<Notifications>,
-    /// Those that the peer has begun, in this order, and what has come of which before others: the program hears of them
-    /// in the order in which they became due, whichever way they travel.
+    /// Those that the peer has begun, in this order, and what has come of which before others: the
+    /// program hears of them in the order in which they became due, whichever way they travel.
     heard: BTreeMap<OperationId, Option<Vec<u8>>>,
     /// Puts and gets of the peer whose memory an operation still has that may be over for the peer.
     pub(super) behind_lingering: Vec<Action>,
-    /// Operations that [come](Operation::comes): bytes come soon that nobody sends before they are asked for.
+    /// Operations that [come](Operation::comes): bytes come soon that nobody sends before they are
+    /// asked for.
     pub(super) coming: usize,
     /// Gets that this side makes by itself, in host memory, the oldest first.
     pub(super) reads: VecDeque<(OperationId, PeerRead)>,
@@ -54,13 +55,15 @@ pub(crate) struct OneSided {
     gathers: Gathers,
 }
 
-/// Pieces from which the memory of a list is kept for all operations that name it, each by a short frame.
+/// Pieces from which the memory of a list is kept for all operations that name it, each by a short
+/// frame.
 const KEPT_PIECES: u32 = 64;
 
 /// The memory of long lists that the peer keeps here, or why they have none.
 #[derive(Default)]
 struct Gathers {
-    /// By the list's address, which is its own as long as this refers to it, and by whether it is written.
+    /// By the list's address, which is its own as long as this refers to it, and by whether it is
+    /// written.
     kept: HashMap<(usize, bool), KeptGather>,
 }
 
@@ -508,7 +511,8 @@ impl Core {
         operation.is_some_and(|operation| operation.kind == OperationKind::Get)
     }
 
-    /// Starts a send; its payload goes with the announcement where that is faster, or its place does.
+    /// Starts a send; its payload goes with the announcement where that is faster, or its place
+    /// does.
     pub(crate) fn start_send(
         &mut self,
         lease: &mut Lease,

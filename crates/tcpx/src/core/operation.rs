@@ -1,4 +1,5 @@
-//! Operations in progress, and what is waited for of them: requests on channels and jobs on the copy worker, by token.
+//! Operations in progress, and what is waited for of them: requests on channels and jobs on the
+//! copy worker, by token.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -72,8 +73,8 @@ pub(crate) struct Readers {
 }
 
 impl Operation {
-    /// One without a tag and without GPU work that it waits for. The `lease` keeps every conflicting operation away
-    /// while sockets and copies use the memory.
+    /// One without a tag and without GPU work that it waits for. The `lease` keeps every
+    /// conflicting operation away while sockets and copies use the memory.
     pub(crate) fn new(
         kind: OperationKind,
         lease: Lease,

@@ -1,15 +1,17 @@
-//! What may wait for company before it is written: acknowledgements, posted receives, and small messages.
+//! What may wait for company before it is written: acknowledgements, posted receives, and small
+//! messages.
 //!
-//! A write costs more than a small message. So while a thread of the program makes progress on the connection, or has
-//! the lease on it:
+//! A write costs more than a small message. So while a thread of the program makes progress on the
+//! connection, or has the lease on it:
 //! - in its own turns everything waits until it looks in vain;
-//! - a small message waits behind as many others that are on their way, and a posted receive while the peer has another
-//!   one that it has not filled: it has enough to do until then;
-//! - an acknowledgement waits for the call that usually follows the end of a wait at once, and that of a get for the next
-//!   call whenever it comes: no program of the peer waits for it.
+//! - a small message waits behind as many others that are on their way, and a posted receive while
+//!   the peer has another one that it has not filled: it has enough to do until then;
+//! - an acknowledgement waits for the call that usually follows the end of a wait at once, and that
+//!   of a get for the next call whenever it comes: no program of the peer waits for it.
 //!
-//! Who stops looking after the connection writes what is left; if it does not come back, the engine's thread does when
-//! the lease ends, after [`PROGRESS_LEASE`](crate::drive::PROGRESS_LEASE).
+//! Who stops looking after the connection writes what is left; if it does not come back, the
+//! engine's thread does when the lease ends, after
+//! [`PROGRESS_LEASE`](crate::drive::PROGRESS_LEASE).
 
 use std::time::{Duration, Instant};
 

@@ -66,8 +66,8 @@ impl Core {
         None
     }
 
-    /// Posts a chunk that the session wants sent, to a window and of a transfer of so many bytes, or queues it behind others:
-    /// its copy from a GPU begins while the next ones are put together.
+    /// Posts a chunk that the session wants sent, to a window and of a transfer of so many bytes,
+    /// or queues it behind others: its copy from a GPU begins while the next ones are put together.
     pub(super) fn queue_send(
         &mut self,
         id: OperationId,

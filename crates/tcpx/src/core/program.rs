@@ -1,4 +1,5 @@
-//! What goes out to the program and its host: events, ends of transfers, and what `tcpx status` tells of a connection.
+//! What goes out to the program and its host: events, ends of transfers, and what `tcpx status`
+//! tells of a connection.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
@@ -24,9 +25,11 @@ pub(crate) struct Program {
     pub(crate) observer: Option<Arc<dyn Observer>>,
     /// The path that the bytes take.
     pub(crate) path: Arc<Mutex<String>>,
-    /// Of transfers that have ended; woken when the lock is free again, as that runs the program's code.
+    /// Of transfers that have ended; woken when the lock is free again, as that runs the program's
+    /// code.
     pub(crate) wakers: Vec<Waker>,
-    /// An operation of the program's or of the peer's has ended, or all have, since this was last forgotten.
+    /// An operation of the program's or of the peer's has ended, or all have, since this was last
+    /// forgotten.
     pub(crate) ended_some: bool,
     /// Operations of this side that have ended.
     completed: u64,
@@ -81,8 +84,8 @@ impl Program {
 }
 
 impl Core {
-    /// Tells the observer. It is the program's code: a panic in it must not end the engine's thread,
-    /// which other connections live on too, nor leave the work around this call half done.
+    /// Tells the observer. It is the program's code: a panic in it must not end the engine's
+    /// thread, which other connections live on too, nor leave the work around this call half done.
     pub(crate) fn emit(&self, event: &Event) {
         if let Some(observer) = &self.program.observer
             && catch_unwind(AssertUnwindSafe(|| observer.event(event))).is_err()

@@ -1,5 +1,5 @@
-//! A control connection that breaks, or falls silent, while the peer lives: another one takes its place,
-//! over any way that works, and goes on with the frame that the peer expects next.
+//! A control connection that breaks, or falls silent, while the peer lives: another one takes its
+//! place, over any way that works, and goes on with the frame that the peer expects next.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -24,10 +24,12 @@ const QUIET: Duration = Duration::from_millis(400);
 const LOOK: Duration = Duration::from_millis(100);
 /// Between two times that channels are told of the peer: they count in longer spans.
 const TELL_AGAIN: Duration = Duration::from_millis(1);
-/// Time for the next connection where the control connection and all lanes broke, as they do when the peer's process ends:
-/// a peer that lives has dialled by then, which takes [`ROUND_TRIPS`] more from far away.
+/// Time for the next connection where the control connection and all lanes broke, as they do when
+/// the peer's process ends: a peer that lives has dialled by then, which takes [`ROUND_TRIPS`] more
+/// from far away.
 const GRACE: Duration = Duration::from_millis(50);
-/// Of a connection and its handshake, and one for a side that hears of the end before the other one.
+/// Of a connection and its handshake, and one for a side that hears of the end before the other
+/// one.
 const ROUND_TRIPS: u32 = 4;
 
 /// How a session's control connection comes back.
@@ -261,8 +263,8 @@ impl Core {
         (place == DialState::Vacant).then(|| now + redial.next(now))
     }
 
-    /// Asks the peer's system now and then for an answer while a transfer may wait for the peer, which says
-    /// nothing. A process that rests or is busy has a system that answers all the same.
+    /// Asks the peer's system now and then for an answer while a transfer may wait for the peer,
+    /// which says nothing. A process that rests or is busy has a system that answers all the same.
     fn ask_system(&mut self, heard: Instant, now: Instant) -> Suspect {
         let dialling = self.resume.as_mut().and_then(Resume::dialling);
         let Some(Dialling { look, asked, .. }) = dialling.filter(|_| !self.operations.is_empty())
@@ -314,8 +316,8 @@ impl Core {
     }
 }
 
-/// Over which another control connection is dialled: those of living lanes first, that of the connection which is silent
-/// last.
+/// Over which another control connection is dialled: those of living lanes first, that of the
+/// connection which is silent last.
 fn ways(channels: &[ChannelState], ours: Option<IpAddr>, peer: SocketAddr) -> Vec<Way> {
     let of_channels = channels.iter().flat_map(|state| state.channel.ways());
     let mut ways: Vec<Way> = of_channels.collect();

@@ -6,7 +6,8 @@ use tcpx_wire::session::OperationId;
 use super::Core;
 
 impl Core {
-    /// As [`Self::stop_data`] for an operation that begins anew, as its window was closed before a send came to it.
+    /// As [`Self::stop_data`] for an operation that begins anew, as its window was closed before a
+    /// send came to it.
     pub(super) fn withdraw(&mut self, id: OperationId) {
         if let Some(operation) = self.operations.get_mut(&id) {
             operation.withdrawn = true;

@@ -172,7 +172,8 @@ impl Scene {
         self.peer.write_all(&sealed).unwrap();
     }
 
-    /// The connection as the program has it, with no engine's thread that looks after it, and the peer.
+    /// The connection as the program has it, with no engine's thread that looks after it, and the
+    /// peer.
     pub(crate) fn into_shared(self) -> (Arc<Shared>, TcpStream) {
         let settings = settings();
         let peer = PeerInfo {
@@ -312,7 +313,8 @@ fn a_get_with_a_long_answer_moves_until_it_ends() {
     }
 }
 
-/// As a copy that the program's work on a GPU holds up, or a lane that another connection's bytes keep busy.
+/// As a copy that the program's work on a GPU holds up, or a lane that another connection's bytes
+/// keep busy.
 #[test]
 fn a_cancelled_send_that_something_reads_costs_nobody_else() {
     let mut scene = Scene::new();
@@ -377,7 +379,8 @@ fn last_words_are_said_to_a_peer_that_has_said_nothing() {
     assert!(is_goodbye, "{heard:?}");
 }
 
-/// The channel fails with the acknowledgement of every chunk of a window, on a thread with little stack.
+/// The channel fails with the acknowledgement of every chunk of a window, on a thread with little
+/// stack.
 #[test]
 fn a_channel_that_fails_often_ends_the_connection_once() {
     const CHUNKS: u32 = 16_384;
@@ -430,8 +433,8 @@ fn a_channel_that_fails_often_ends_the_connection_once() {
     );
 }
 
-/// The peer begins this, for which there is no room yet, and ends it, again and again; what is kept of it each time is
-/// bounded.
+/// The peer begins this, for which there is no room yet, and ends it, again and again; what is kept
+/// of it each time is bounded.
 fn begun_and_ended(
     mut scene: Scene,
     began: impl Fn(TransferId) -> Frame,

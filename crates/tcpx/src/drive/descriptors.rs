@@ -1,5 +1,6 @@
-//! Sleeping on a connection's own descriptors: a thread that does the engine's work is woken by the peer's
-//! bytes themselves, and not by the engine's thread, which would have to be woken for them first.
+//! Sleeping on a connection's own descriptors: a thread that does the engine's work is woken by the
+//! peer's bytes themselves, and not by the engine's thread, which would have to be woken for them
+//! first.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -151,7 +152,8 @@ impl Descriptors {
         })
     }
 
-    /// The set's own descriptor, if there is one: readable while something that it watches is ready.
+    /// The set's own descriptor, if there is one: readable while something that it watches is
+    /// ready.
     pub(super) fn as_fd(&self) -> Option<BorrowedFd<'_>> {
         let set = self.set.get()?.as_ref()?;
         Some(set.epoll.as_fd())
@@ -167,7 +169,8 @@ impl Descriptors {
         }
     }
 
-    /// Sleeps until there is news, at most until `until`, or a millisecond more where that need not be `exact`.
+    /// Sleeps until there is news, at most until `until`, or a millisecond more where that need not
+    /// be `exact`.
     pub(super) fn sleep(&self, until: Instant, exact: bool) -> Woken {
         let mut woken = Woken::default();
         if let Some(Some(set)) = self.set.get() {

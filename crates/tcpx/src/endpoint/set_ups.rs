@@ -11,14 +11,15 @@ use tcpx_net::ListenerNudge;
 use crate::connection::Connection;
 use crate::error::Error;
 
-/// How long one that has ended waits for those whose clients were told before: far longer than what those say last is
-/// under way. A client that leaves it out holds up others for no longer.
+/// How long one that has ended waits for those whose clients were told before: far longer than what
+/// those say last is under way. A client that leaves it out holds up others for no longer.
 pub(super) const HELD: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
 struct State {
     running: usize,
-    /// Set-ups by number, in the order in which clients were told that they are connected, or failed before.
+    /// Set-ups by number, in the order in which clients were told that they are connected, or
+    /// failed before.
     ordered: VecDeque<(u64, Option<Ended>)>,
     next: u64,
 }
@@ -79,8 +80,8 @@ impl SetUps {
         lock(&self.state).running >= self.most
     }
 
-    /// Starts one, which ends by its own deadline, and calls what it is given before it tells its client that this side is
-    /// ready. Nudges whoever waits at the listener when it has ended.
+    /// Starts one, which ends by its own deadline, and calls what it is given before it tells its
+    /// client that this side is ready. Nudges whoever waits at the listener when it has ended.
     ///
     /// # Errors
     /// The system has no thread left; the peer was given up.
@@ -166,7 +167,8 @@ mod tests {
     /// Far more than anything here takes.
     const LIMIT: Duration = Duration::from_secs(60);
 
-    /// A set-up that ends with this name, or panics without one, when it is told to; it has told its client.
+    /// A set-up that ends with this name, or panics without one, when it is told to; it has told
+    /// its client.
     fn start(set_ups: &SetUps, name: Option<&'static str>) -> Sender<()> {
         let ((told, tells), (go_on, goes_on)) = (channel(), channel());
         let started = set_ups.start(move |tell| {
@@ -183,7 +185,8 @@ mod tests {
         go_on
     }
 
-    /// How those end that end in the other order, each after `look` has had a look; one of them panics.
+    /// How those end that end in the other order, each after `look` has had a look; one of them
+    /// panics.
     fn ended(held: Duration, look: impl Fn(&SetUps)) -> Vec<String> {
         let listener = Listener::bind(ListenOptions {
             address: ([127, 0, 0, 1], 0).into(),

@@ -15,10 +15,11 @@ use crate::driver::timespec;
 use crate::error::Error;
 use crate::options::Bounds;
 
-/// How long a side that gives up waits for the peer to have heard why, and how long when its own time is over.
+/// How long a side that gives up waits for the peer to have heard why, and how long when its own
+/// time is over.
 const FAREWELL: (Duration, Duration) = (Duration::from_millis(500), Duration::from_millis(50));
-/// How long a side whose lanes or connects failed listens for the peer's reason, which may be the cause and has to come from
-/// a host that may be busy or far away.
+/// How long a side whose lanes or connects failed listens for the peer's reason, which may be the
+/// cause and has to come from a host that may be busy or far away.
 const REASON: Duration = Duration::from_secs(1);
 
 pub(crate) struct SetUp<'a> {
@@ -62,7 +63,8 @@ impl<'a> SetUp<'a> {
         self.clock.now()
     }
 
-    /// Pumps until `pick` takes an action, and has `other` go on; `pick` gives back those that it does not want yet.
+    /// Pumps until `pick` takes an action, and has `other` go on; `pick` gives back those that it
+    /// does not want yet.
     pub(super) fn wait_for<T>(
         &mut self,
         what: &'static str,
@@ -189,13 +191,14 @@ impl<'a> SetUp<'a> {
         Ok(true)
     }
 
-    /// Whether more may come before its time. A peer that is ready says what it likes while this side still waits for
-    /// lanes; what is too much stays in the socket meanwhile.
+    /// Whether more may come before its time. A peer that is ready says what it likes while this
+    /// side still waits for lanes; what is too much stays in the socket meanwhile.
     fn has_room(&self) -> bool {
         self.pending.len() < self.bounds.pending
     }
 
-    /// Takes and says what there is, without waiting; `true` if it has taken something, and more may be there.
+    /// Takes and says what there is, without waiting; `true` if it has taken something, and more
+    /// may be there.
     fn take_arrivals(&mut self) -> Result<bool, Error> {
         let has_heard = self.has_room() && self.take_frames()?;
         self.keep_actions()?;
@@ -204,7 +207,8 @@ impl<'a> SetUp<'a> {
         Ok(has_heard)
     }
 
-    /// The set-up ends with an error, or with that of the peer if it gave up first; else the peer is told why.
+    /// The set-up ends with an error, or with that of the peer if it gave up first; else the peer
+    /// is told why.
     pub(super) fn give_up(mut self, error: Error) -> Error {
         let theirs = match self.session.ended() {
             true => None,
@@ -221,7 +225,8 @@ impl<'a> SetUp<'a> {
         error
     }
 
-    /// Why the peer gave up. Lanes fail when it did, and its word about that may still be under way.
+    /// Why the peer gave up. Lanes fail when it did, and its word about that may still be under
+    /// way.
     fn reason_of_peer(&mut self, error: &Error) -> Option<Error> {
         let wait = match error {
             Error::Network(
@@ -235,8 +240,8 @@ impl<'a> SetUp<'a> {
                     call: "connect", ..
                 },
             ) => REASON,
-            // What else this side's plugin says is no consequence of what the peer did, whose connect may have failed
-            // of it meanwhile.
+            // What else this side's plugin says is no consequence of what the peer did, whose
+            // connect may have failed of it meanwhile.
             Error::Network(NetworkError::Plugin { .. }) => return None,
             _ => Duration::ZERO,
         };

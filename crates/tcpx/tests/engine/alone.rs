@@ -1,4 +1,5 @@
-//! Long messages of which one goes at a time each way: whoever waits for one moves it, and others as soon as nobody waits.
+//! Long messages of which one goes at a time each way: whoever waits for one moves it, and others
+//! as soon as nobody waits.
 
 use std::sync::Arc;
 use std::thread;

@@ -1,4 +1,5 @@
-//! Honest programs that ask for more than the peer takes at a time: what is beyond waits, and nothing breaks.
+//! Honest programs that ask for more than the peer takes at a time: what is beyond waits, and
+//! nothing breaks.
 
 use std::collections::VecDeque;
 use std::thread;
@@ -83,7 +84,8 @@ fn puts_beside_gets(adjust: fn(&mut Options), gets: usize, under_way: usize) {
     for put in running {
         put.wait().expect("a put beside gets");
     }
-    // Who put hears of the end as soon as the bytes are there, and the owner counts it out after that.
+    // Who put hears of the end as soon as the bytes are there, and the owner counts it out after
+    // that.
     window.revoke(LONG).expect("nothing runs");
     if number >= SLOTS {
         assert!(contents(&memory) == contents(&source));
@@ -96,7 +98,8 @@ fn puts_and_the_peers_gets_run_side_by_side() {
     puts_beside_gets(|_| (), 300, 4096);
 }
 
-/// Gets whose time passes unanswered, while their owner's program does something else; then both go on.
+/// Gets whose time passes unanswered, while their owner's program does something else; then both go
+/// on.
 fn gets_that_end_unanswered(adjust: fn(&mut Options)) {
     const EACH: usize = 100_000;
     const GETS: usize = 600;
@@ -114,7 +117,8 @@ fn gets_that_end_unanswered(adjust: fn(&mut Options)) {
     };
     let soon = Duration::from_millis(20);
     let late: Vec<_> = (0..GETS).map(|number| get(number, soon)).collect();
-    // The engine's thread has a turn for what is due, such as its first one, and answers what it finds then.
+    // The engine's thread has a turn for what is due, such as its first one, and answers what it
+    // finds then.
     let is_late = |get: Transfer| match get.wait() {
         Ok(_) => false,
         Err(error) => error.kind() == ErrorKind::TimedOut || panic!("{error}"),

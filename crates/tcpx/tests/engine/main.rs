@@ -1,4 +1,5 @@
-//! The engine's interface between two endpoints of this process. One program: each of its own would link everything again.
+//! The engine's interface between two endpoints of this process. One program: each of its own would
+//! link everything again.
 
 mod alone;
 mod common;

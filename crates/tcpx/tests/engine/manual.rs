@@ -1,5 +1,5 @@
-//! Progress by the program alone: nothing moves unless it asks, everything moves when it does, and the peer notices none
-//! of it.
+//! Progress by the program alone: nothing moves unless it asks, everything moves when it does, and
+//! the peer notices none of it.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -144,7 +144,8 @@ fn manual_progress_moves_only_when_asked() {
     };
     while server.progress().expect("our own process") {}
     assert!(!ready(0), "the peer has said nothing");
-    // The engine's thread looks once when a connection begins, which on a busy machine is when it likes.
+    // The engine's thread looks once when a connection begins, which on a busy machine is when it
+    // likes.
     let stood_still = (0..20).any(|_| {
         let sink = filled(&[0; 4096]);
         let there = server.receive(sink.all(), 1).start().expect("room");

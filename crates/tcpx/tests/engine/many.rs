@@ -1,4 +1,5 @@
-//! Puts, gets, sends and receives of both sides, many of each under way at once: each ends well, with its own bytes.
+//! Puts, gets, sends and receives of both sides, many of each under way at once: each ends well,
+//! with its own bytes.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -129,7 +130,8 @@ impl Side<'_> {
     }
 }
 
-/// How many operations a second end while so many of each kind are under way for this time, or as soon as they are.
+/// How many operations a second end while so many of each kind are under way for this time, or as
+/// soon as they are.
 fn rate(under_way: usize, lasts: Duration, adjust: impl Fn(usize, &mut Options)) -> f64 {
     let (one, other) = common::pair(adjust);
     let connections = [one, other];

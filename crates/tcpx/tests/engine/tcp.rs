@@ -362,8 +362,8 @@ fn large_messages_that_follow_each_other_are_not_announced() {
             );
             after.control_bytes_sent - before.control_bytes_sent
         };
-        // An announcement has 41 bytes; the first grant ahead may come late now and then, and on a busy machine more of
-        // them: then they have more time.
+        // An announcement has 41 bytes; the first grant ahead may come late now and then, and on a
+        // busy machine more of them: then they have more time.
         let moments = (0..6).map(|round| LONG_ENOUGH * (1 << round));
         let said: Vec<_> = moments
             .map(said)
@@ -432,7 +432,8 @@ fn odd_messages_reach_the_receives_that_are_due() {
                 there.cancel();
                 assert!(there.wait().is_err(), "nothing was sent to it");
             }
-            // The client has to know before it sends again, and knows when it hears what was said behind that.
+            // The client has to know before it sends again, and knows when it hears what was said
+            // behind that.
             let heard = client.receive(sinks[0].all(), 9).start().expect("room");
             let said = server.send(sinks[1].slice(..8).expect("within"), 9);
             said.start().expect("room").wait().expect("acknowledged");
@@ -552,7 +553,8 @@ fn endpoints_accept_and_connect_with_many_peers() {
     }
 }
 
-/// The name is in what both ends of the server's own process show: the peer, its errors, and refusals.
+/// The name is in what both ends of the server's own process show: the peer, its errors, and
+/// refusals.
 #[test]
 fn a_client_with_a_key_of_its_own_is_named_and_can_be_shut_out() {
     let ring = KeyRing::new(key());
@@ -615,7 +617,8 @@ fn a_peer_is_found_at_any_address_of_its_name() {
     let server = Endpoint::listen("127.0.0.1:0".parse().expect("one"), options.clone());
     let server = server.expect("a free port");
     let alive = server.local_addr();
-    // A port that was free a moment ago, and which the system gives to nobody while we hold it unlistened.
+    // A port that was free a moment ago, and which the system gives to nobody while we hold it
+    // unlistened.
     let silent = rustix::net::socket(
         rustix::net::AddressFamily::INET,
         rustix::net::SocketType::STREAM,

@@ -187,7 +187,8 @@ impl Drop for Ended {
     }
 }
 
-/// The peer of a process that is to stop it: it opens a window, and receives one message once it goes on.
+/// The peer of a process that is to stop it: it opens a window, and receives one message once it
+/// goes on.
 fn be_stopped(address: &str, key: &str) -> ! {
     let auth = Auth::Key(Key::parse(key).expect("a key"));
     let address: SocketAddr = address.parse().expect("an address");
@@ -206,8 +207,8 @@ fn be_stopped(address: &str, key: &str) -> ! {
     exit(0)
 }
 
-/// Of all kinds and lengths, to a process that stalls. How late they end is for a session's model to say: here a busy
-/// machine may be late itself.
+/// Of all kinds and lengths, to a process that stalls. How late they end is for a session's model
+/// to say: here a busy machine may be late itself.
 #[test]
 fn a_thousand_operations_to_a_stopped_process_end() {
     const NAME: &str = "timeouts::a_thousand_operations_to_a_stopped_process_end";

@@ -476,8 +476,8 @@ fn a_batch_ends_when_all_of_its_parts_have() {
     assert_eq!(told.as_deref(), Some(&b"last"[..]), "after a failed batch");
 }
 
-/// Pieces of up to `most` bytes in no order, where they lie in the window and in memory here; at neither end do they
-/// overlap.
+/// Pieces of up to `most` bytes in no order, where they lie in the window and in memory here; at
+/// neither end do they overlap.
 fn shuffled(seeded: &mut Seeded, count: usize, most: usize) -> Vec<(usize, usize, usize)> {
     let place = WINDOW / count;
     let mut order: Vec<usize> = (0..count).collect();

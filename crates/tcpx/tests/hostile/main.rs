@@ -181,7 +181,8 @@ fn a_peer_that_reads_nothing_does_not_keep_the_connection() {
     assert!(started.elapsed() < LONG / 2, "{error}");
 }
 
-/// A peer that has not heard how its session failed asks to go on with it: it is told, once and for all.
+/// A peer that has not heard how its session failed asks to go on with it: it is told, once and for
+/// all.
 #[test]
 fn who_would_go_on_with_a_failed_session_is_told_why() {
     let options = tcp(Auth::Key(key()));

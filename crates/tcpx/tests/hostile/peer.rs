@@ -103,7 +103,8 @@ impl Peer {
     }
 }
 
-/// Asks to go on with a session that has failed; what the other side says before it closes the connection.
+/// Asks to go on with a session that has failed; what the other side says before it closes the
+/// connection.
 pub(crate) fn resume(address: SocketAddr, session: &Session) -> String {
     let way = Way {
         local: None,

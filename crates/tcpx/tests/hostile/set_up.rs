@@ -1,4 +1,5 @@
-//! A side that gives the set-up up says why, and the other one neither waits longer nor has to guess.
+//! A side that gives the set-up up says why, and the other one neither waits longer nor has to
+//! guess.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -276,7 +277,8 @@ fn a_session_with_one_lane_refuses_more_of_them() {
     is_closed(first);
 }
 
-/// The client has begun with its own wish, and the server has to bear lanes that nobody wants after all.
+/// The client has begun with its own wish, and the server has to bear lanes that nobody wants after
+/// all.
 #[test]
 fn lanes_that_are_opened_in_vain_are_no_refusals() {
     let auth = Auth::Key(key());

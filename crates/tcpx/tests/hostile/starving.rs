@@ -1,5 +1,5 @@
-//! Peers that ask for as much work as they may: other connections of the process go on beside them, and they cost little
-//! memory.
+//! Peers that ask for as much work as they may: other connections of the process go on beside them,
+//! and they cost little memory.
 
 use std::io::{Read, Write};
 use std::process::Command;
@@ -14,7 +14,8 @@ use tcpx_wire::{Level, Role, Tag, TransferId};
 use crate::peer::Peer;
 use crate::{LONG, key, local, pair, tcp};
 
-/// Pieces of a list, no two of which are one run: as many as fit in the memory that a peer may cost.
+/// Pieces of a list, no two of which are one run: as many as fit in the memory that a peer may
+/// cost.
 const PIECES: u32 = 1 << 18;
 /// As many as a side keeps at most, in four times that memory.
 const MOST_PIECES: u32 = 1 << 20;
@@ -278,8 +279,8 @@ fn memory() -> usize {
 
 /// Bytes of a turn at most: fewer frames than answers that may wait for it to read them.
 const MOST: usize = 1 << 20;
-/// More threads than cores are at work, of which each may have its core for so long. What took its time before took
-/// a hundred milliseconds and more.
+/// More threads than cores are at work, of which each may have its core for so long. What took its
+/// time before took a hundred milliseconds and more.
 const SLICE: Duration = Duration::from_millis(8);
 
 /// Runs in a process of its own, of which it looks at the memory.

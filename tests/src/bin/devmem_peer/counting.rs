@@ -1,5 +1,5 @@
-//! The real system calls, with tokens counted: those that the kernel handed out, and those that it says are
-//! free again.
+//! The real system calls, with tokens counted: those that the kernel handed out, and those that it
+//! says are free again.
 
 use std::io;
 use std::os::fd::BorrowedFd;

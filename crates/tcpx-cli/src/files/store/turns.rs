@@ -134,7 +134,8 @@ enum Before {
     Nothing,
     /// What a transfer of the first one's file left.
     Partial,
-    /// A file that was given its name by a link, by a process that ended before it took the other name away.
+    /// A file that was given its name by a link, by a process that ended before it took the other
+    /// name away.
     BothNames,
 }
 
@@ -149,7 +150,8 @@ fn read_published(folder: &Path, schedule: &impl std::fmt::Debug) -> Option<Vec<
     Some(there)
 }
 
-/// Both transfers: the first one makes `first` calls, the second one `second`, then each goes on to its end.
+/// Both transfers: the first one makes `first` calls, the second one `second`, then each goes on to
+/// its end.
 fn together(before: Before, overwrite: bool, ends: [End; 2], first: usize, second: usize) -> bool {
     let schedule = (before, overwrite, ends, first, second);
     let directory = tempfile::tempdir().expect("a directory");

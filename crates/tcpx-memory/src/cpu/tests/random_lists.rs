@@ -1,5 +1,5 @@
-//! Random scatter lists for tests on the CPU and, with the same seed, on a GPU: `examples/gpu_check` includes
-//! this file.
+//! Random scatter lists for tests on the CPU and, with the same seed, on a GPU:
+//! `examples/gpu_check` includes this file.
 
 use tcpx_wire::Descriptor;
 
@@ -18,8 +18,8 @@ impl Random {
         (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) as usize % limit
     }
 
-    /// The next list: lengths, alignments and gaps of any kind, in any order, from `pool` bytes to at most
-    /// `room`, of which the last 64 stay free.
+    /// The next list: lengths, alignments and gaps of any kind, in any order, from `pool` bytes to
+    /// at most `room`, of which the last 64 stay free.
     pub(crate) fn list(&mut self, pool: usize, room: usize) -> Vec<Descriptor> {
         let longest = [16, 64, 600, 4096, 8192][self.below(5)];
         let count = 1 + self.below(24);

@@ -43,7 +43,8 @@ thread_local! {
     static THREADS_MODE: Cell<c_uint> = const { Cell::new(Mode::Global as c_uint) };
 }
 
-/// Begins a capture of a new stream of the current context; `blocking` streams synchronise with the legacy one.
+/// Begins a capture of a new stream of the current context; `blocking` streams synchronise with the
+/// legacy one.
 pub(crate) fn begin_capture(blocking: bool, mode: Mode) -> u64 {
     world(|world| {
         let stream = world.handle();
@@ -122,7 +123,8 @@ impl World {
     }
 }
 
-/// As `inside`, for calls that allocate, free or ask: the driver forbids them by the modes of threads and captures.
+/// As `inside`, for calls that allocate, free or ask: the driver forbids them by the modes of
+/// threads and captures.
 pub(super) fn outside_captures(call: impl FnOnce(&mut World) -> i32) -> i32 {
     inside(|world| {
         let (thread, mode) = (thread::current().id(), THREADS_MODE.get());
@@ -148,8 +150,9 @@ pub(super) fn outside_captures(call: impl FnOnce(&mut World) -> i32) -> i32 {
     })
 }
 
-/// As `inside`, for work that is submitted to a stream: of a captured one it would become a part of the graph, which
-/// nothing here submits on purpose; the legacy stream would wait for captured ones.
+/// As `inside`, for work that is submitted to a stream: of a captured one it would become a part of
+/// the graph, which nothing here submits on purpose; the legacy stream would wait for captured
+/// ones.
 pub(super) fn unless_captured(stream: CUstream, call: impl FnOnce(&mut World) -> i32) -> i32 {
     inside(|world| {
         let broken = world.conflicting(stream);

@@ -30,7 +30,8 @@ impl List {
             Some(list) => list[..words].to_vec(),
             None => {
                 let list = pointer(self.address).cast();
-                // SAFETY: the code under test promises that the memory is there when the stream gets here.
+                // SAFETY: the code under test promises that the memory is there when the stream
+                // gets here.
                 unsafe { std::slice::from_raw_parts(list, words) }.to_vec()
             }
         };

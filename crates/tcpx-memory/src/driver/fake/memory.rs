@@ -58,8 +58,8 @@ pub(super) fn allocate(world: &mut World, len: usize, place: Place) -> Option<us
     Some(address)
 }
 
-/// Memory of the caller's that becomes pinned. Its pages, which are zero as yet, are given back until they are used: each
-/// GPU of a test has many.
+/// Memory of the caller's that becomes pinned. Its pages, which are zero as yet, are given back
+/// until they are used: each GPU of a test has many.
 pub(super) fn register(world: &mut World, address: usize, len: usize) -> i32 {
     // SAFETY: the crate pins only what it has just mapped, and nothing of it is lost.
     unsafe { libc::madvise(pointer(address).cast(), len, libc::MADV_DONTNEED) };
@@ -133,8 +133,8 @@ pub(crate) fn adopt(address: usize, len: usize) {
     });
 }
 
-/// A range of addresses of a device, of which some parts are mapped; each part is as long as its number says. Nothing may
-/// be read there.
+/// A range of addresses of a device, of which some parts are mapped; each part is as long as its
+/// number says. Nothing may be read there.
 pub(crate) fn mapped(gpu: &crate::Gpu, device: u64, parts: &[(usize, bool)]) -> u64 {
     let len = parts.iter().map(|(len, _)| len).sum();
     let _current = gpu.enter().unwrap();

@@ -1,5 +1,5 @@
-//! The persistent copy kernel on the processor: it polls for requests when the thread that launched it
-//! queries any stream, or any thread queries the kernel's own.
+//! The persistent copy kernel on the processor: it polls for requests when the thread that launched
+//! it queries any stream, or any thread queries the kernel's own.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -202,8 +202,8 @@ impl Residency {
             0 => data.as_ptr().cast(),
             from => pointer(from as usize).cast_const(),
         };
-        // SAFETY: the code under test promises that both are there until the end is told, or that the data is
-        // in the request; freed memory is poisoned and never unmapped.
+        // SAFETY: the code under test promises that both are there until the end is told, or that
+        // the data is in the request; freed memory is poisoned and never unmapped.
         unsafe { pointer(to as usize).copy_from(source, length as usize) };
         *persistent_kernels.done.entry(self.requests).or_default() += 1;
         word(whole(end_low, end_high)).store(told, Ordering::Release);

@@ -1,4 +1,5 @@
-//! The default streams, streams that others may ask about, and words that streams wait for and write.
+//! The default streams, streams that others may ask about, and words that streams wait for and
+//! write.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -30,7 +31,8 @@ pub(crate) fn keep_default_streams() -> Arc<AtomicBool> {
     gate
 }
 
-/// Keeps a stream of a context busy that synchronises with its default ones, until the gate is opened.
+/// Keeps a stream of a context busy that synchronises with its default ones, until the gate is
+/// opened.
 #[cfg(test)]
 pub(crate) fn keep_busy(context: usize) -> Arc<AtomicBool> {
     let (stream, gate) = gated_stream();
@@ -38,7 +40,8 @@ pub(crate) fn keep_busy(context: usize) -> Arc<AtomicBool> {
     gate
 }
 
-/// Runs `run` with a driver that does not count other streams where it is asked about the legacy one.
+/// Runs `run` with a driver that does not count other streams where it is asked about the legacy
+/// one.
 pub(crate) fn with_a_legacy_stream_alone<R>(run: impl FnOnce() -> R) -> R {
     ALONE.set(true);
     let result = run();
@@ -113,8 +116,8 @@ pub(super) unsafe extern "C" fn write_value(
 
 /// A word that a stream waits for, or writes.
 pub(super) fn word<'a>(address: usize) -> &'a AtomicU32 {
-    // SAFETY: the code under test promises an aligned word that is there when the stream gets to it, and
-    // that is only touched atomically.
+    // SAFETY: the code under test promises an aligned word that is there when the stream gets to
+    // it, and that is only touched atomically.
     unsafe { AtomicU32::from_ptr(pointer(address).cast()) }
 }
 

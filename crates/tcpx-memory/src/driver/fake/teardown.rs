@@ -1,5 +1,5 @@
-//! The end of the process, at which the driver tears itself down: whoever is inside it then, or calls it later, ends the
-//! process by a signal.
+//! The end of the process, at which the driver tears itself down: whoever is inside it then, or
+//! calls it later, ends the process by a signal.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 

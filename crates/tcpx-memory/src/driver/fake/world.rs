@@ -92,8 +92,8 @@ pub(super) fn costly(call: &'static str) {
     COSTLY.lock().unwrap().push(call);
 }
 
-/// The calls so far that wait for the program's kernels (frees), or hold up copies of the process (allocations, pinning,
-/// loading of modules).
+/// The calls so far that wait for the program's kernels (frees), or hold up copies of the process
+/// (allocations, pinning, loading of modules).
 #[cfg(feature = "fake-driver")]
 pub(crate) fn costly_calls() -> Vec<&'static str> {
     COSTLY.lock().unwrap().clone()
@@ -121,7 +121,8 @@ pub(super) fn context() -> usize {
 /// Contexts beside the primary one begin here.
 const FURTHER: usize = 1 << 40;
 
-/// A context that nobody else has, so that the default streams of one test are not those of another.
+/// A context that nobody else has, so that the default streams of one test are not those of
+/// another.
 pub(crate) fn new_context() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(FURTHER);
     NEXT.fetch_add(0x1000, Ordering::Relaxed)
@@ -197,8 +198,8 @@ impl World {
         }
         match queue.pop_front() {
             Some(Operation::Copy { to, from, len }) => {
-                // SAFETY: the code under test promises that the memory is there when the stream gets
-                // here; freed memory is poisoned and never unmapped.
+                // SAFETY: the code under test promises that the memory is there when the stream
+                // gets here; freed memory is poisoned and never unmapped.
                 unsafe { pointer(to).copy_from(pointer(from), len) };
             }
             Some(Operation::Unpack {

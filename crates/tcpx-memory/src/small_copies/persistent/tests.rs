@@ -1,4 +1,5 @@
-//! The persistent kernel over the fake driver, where it makes a step only when the driver is called.
+//! The persistent kernel over the fake driver, where it makes a step only when the driver is
+//! called.
 
 mod hand_over;
 mod leaving;

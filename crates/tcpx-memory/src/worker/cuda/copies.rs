@@ -1,7 +1,8 @@
 //! Copies between pinned memory and the GPU that could start now, and which of them go as one.
 //!
-//! A copy costs a GPU some microseconds besides its bytes, a seventh of the time of 1 MiB. So no more start
-//! than keep the GPU busy, and waiting ones that are adjacent at both ends become one copy.
+//! A copy costs a GPU some microseconds besides its bytes, a seventh of the time of 1 MiB. So no
+//! more start than keep the GPU busy, and waiting ones that are adjacent at both ends become one
+//! copy.
 
 use std::collections::VecDeque;
 
@@ -44,7 +45,8 @@ impl Copies {
         self.waiting.push_back(ticket);
     }
 
-    /// Moves the tickets of the next copy to `tickets`, in the order of their bytes, if one may begin.
+    /// Moves the tickets of the next copy to `tickets`, in the order of their bytes, if one may
+    /// begin.
     pub(super) fn next(&mut self, tickets: &mut VecDeque<Ticket>) -> Option<Run> {
         if self.count >= 2 && self.in_flight >= ENOUGH {
             return None;
@@ -83,8 +85,8 @@ impl Copies {
         self.in_flight = self.in_flight.saturating_sub(bytes);
     }
 
-    /// A copy of at most `room` bytes that goes on where the last of these ends, or ends where the first of them
-    /// begins; whether it is the former.
+    /// A copy of at most `room` bytes that goes on where the last of these ends, or ends where the
+    /// first of them begins; whether it is the former.
     fn neighbour(
         &self,
         tickets: &VecDeque<Ticket>,

@@ -55,8 +55,8 @@ impl Cut {
         }
     }
 
-    /// Pieces that are descriptors, of at most `longest` bytes. A descriptor whose end passes 4 GiB stays
-    /// whole, because its later pieces could not be named.
+    /// Pieces that are descriptors, of at most `longest` bytes. A descriptor whose end passes 4 GiB
+    /// stays whole, because its later pieces could not be named.
     pub(super) fn for_kernel(longest: u64) -> Self {
         Self {
             for_kernel: true,
@@ -114,8 +114,8 @@ impl Cut {
         even.sources.len() - self.listed
     }
 
-    /// Lists the sources of as many equally long pieces as follow each other in the destination; a shorter
-    /// one ends the list. `None` where that would make pieces shorter than `shortest`.
+    /// Lists the sources of as many equally long pieces as follow each other in the destination; a
+    /// shorter one ends the list. `None` where that would make pieces shorter than `shortest`.
     pub(super) fn even(
         &mut self,
         descriptors: &[Descriptor],

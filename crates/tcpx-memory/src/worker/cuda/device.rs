@@ -42,7 +42,8 @@ impl Device {
     /// Makes the context current on this thread for good, and everything the worker needs in it.
     pub(super) fn create(gpu: &Gpu) -> Result<Self, CudaError> {
         let api = gpu.api();
-        // For the life of the thread. A capture must neither break our copies nor be broken by them.
+        // For the life of the thread. A capture must neither break our copies nor be broken by
+        // them.
         ignore_captures(api)?;
         // SAFETY: the context is alive: the `Gpu` keeps it.
         api.check("cuCtxSetCurrent", unsafe {
@@ -59,7 +60,8 @@ impl Device {
         Ok(device)
     }
 
-    /// Makes what a network card has written to this pool visible to work that is queued from now on.
+    /// Makes what a network card has written to this pool visible to work that is queued from now
+    /// on.
     pub(super) fn see_card_writes(&self, pool: &BouncePool) -> Result<(), CudaError> {
         let in_gpu = matches!(pool.kind(), MemoryKind::Cuda { .. });
         if in_gpu && pool.is_written_by_card() && self.needs_flush {
@@ -79,7 +81,8 @@ impl Device {
         Ok(())
     }
 
-    /// Runs one small copy on each stream, so that the driver has nothing left to set up on the transfer path.
+    /// Runs one small copy on each stream, so that the driver has nothing left to set up on the
+    /// transfer path.
     pub(super) fn warm_up(&self, staging: MappedHost) -> Result<(), CudaError> {
         // To free it would wait for the program's kernels.
         let scratch = device_alloc(&self.gpu, 4096)?;
@@ -114,8 +117,8 @@ impl Device {
     /// Takes an event and records it at the end of a stream.
     ///
     /// # Errors
-    /// The driver's, or [`MemoryError::WorkerFailed`] when all events are in flight. Nobody can know then
-    /// when what was issued ends.
+    /// The driver's, or [`MemoryError::WorkerFailed`] when all events are in flight. Nobody can
+    /// know then when what was issued ends.
     pub(super) fn mark(&mut self, lane: CopyStream) -> Result<Event, MemoryError> {
         let Some(event) = self.events.pop() else {
             return Err(MemoryError::WorkerFailed);

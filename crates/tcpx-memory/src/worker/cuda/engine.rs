@@ -30,15 +30,15 @@ use batches::Batch;
 const WAITING_LIMIT: usize = 4096;
 /// Fences polled in one round.
 const LOOKS: usize = 64;
-/// Jobs started in one round, so that completions are not kept waiting: the driver takes 3 us for each, and
-/// lanes wait for the first.
+/// Jobs started in one round, so that completions are not kept waiting: the driver takes 3 us for
+/// each, and lanes wait for the first.
 const STARTS: usize = 8;
 /// Events kept for steps of jobs that have started.
 const RESERVE: usize = 64;
 /// CPU work up to this many bytes is done at once, more in steps.
 const AT_ONCE: u64 = 1 << 20;
-/// How long to busy-poll after the last progress or job, if cores are spare: longer
-/// than the way of a transfer of 4 MiB, because a pause costs more than it says and the next job comes soon.
+/// How long to busy-poll after the last progress or job, if cores are spare: longer than the way of
+/// a transfer of 4 MiB, because a pause costs more than it says and the next job comes soon.
 const SPIN: Duration = Duration::from_micros(500);
 /// The pause between polls after that.
 const PAUSE: Duration = Duration::from_micros(20);
@@ -341,7 +341,8 @@ impl Engine {
         }
     }
 
-    /// One step of the job that the CPU takes part in. One at a time: they share the staging memory.
+    /// One step of the job that the CPU takes part in. One at a time: they share the staging
+    /// memory.
     fn step_staged(&mut self) -> bool {
         if self.active.is_none() {
             let Some(ticket) = self.staged.pop_front() else {

@@ -55,8 +55,9 @@ pub(super) struct Room {
     pub(super) entries: usize,
 }
 
-/// Writes the next pieces of a list: those of its even form as they stand, half of them where it is long, so
-/// that one launch's end overlaps with the other's beginning; else as [`write`], up to `most`.
+/// Writes the next pieces of a list: those of its even form as they stand, half of them where it is
+/// long, so that one launch's end overlaps with the other's beginning; else as [`write`], up to
+/// `most`.
 ///
 /// # Safety
 /// The room must be writable, aligned to 16 bytes, and used by nobody else.
@@ -89,8 +90,8 @@ pub(super) unsafe fn map(cut: &mut Cut, list: List<'_>, room: Room, most: usize)
     }
 }
 
-/// Writes the next pieces of descriptors as an even list or as entries, as many as there is room for, and
-/// says which.
+/// Writes the next pieces of descriptors as an even list or as entries, as many as there is room
+/// for, and says which.
 ///
 /// # Safety
 /// As [`map`].

@@ -1,5 +1,5 @@
-//! The unpack method `host` where an end is device memory: bring the touched pool ranges to the CPU, gather,
-//! send the result on. In batches, one after the other.
+//! The unpack method `host` where an end is device memory: bring the touched pool ranges to the
+//! CPU, gather, send the result on. In batches, one after the other.
 
 use std::ops::Range;
 
@@ -160,8 +160,8 @@ impl HostUnpack {
         let mut result = Ok(());
         for (range, at) in plan(&mut self.pieces) {
             let (from, into) = (address + range.start as u64, staging.at(at).device);
-            // SAFETY: the job keeps the pool until its last event; the plan fits the staging memory,
-            // which no other job uses meanwhile.
+            // SAFETY: the job keeps the pool until its last event; the plan fits the staging
+            // memory, which no other job uses meanwhile.
             result = unsafe { device.copy(CopyStream::Out, into, from, range.len()) };
             if result.is_err() {
                 break;
@@ -195,8 +195,9 @@ impl HostUnpack {
                 Some(to) => to.wrapping_add(piece.destination),
                 None => staging.at(at).host.as_ptr(),
             };
-            // SAFETY: descriptors were checked against pool and destination, the plan fits the staging
-            // memory, and the job's holds keep others away. Pool and destination may be one region.
+            // SAFETY: descriptors were checked against pool and destination, the plan fits the
+            // staging memory, and the job's holds keep others away. Pool and destination may be one
+            // region.
             unsafe { destination.copy_from(source, piece.len) };
             at += piece.len;
         }
@@ -224,8 +225,8 @@ impl HostUnpack {
     }
 }
 
-/// Decides which pool ranges to fetch, and where to: adjacent and nearly adjacent ones together. Tells
-/// each piece where its source will be.
+/// Decides which pool ranges to fetch, and where to: adjacent and nearly adjacent ones together.
+/// Tells each piece where its source will be.
 fn plan(pieces: &mut [Batched]) -> Vec<(Range<usize>, usize)> {
     let mut order: Vec<usize> = (0..pieces.len()).collect();
     order.sort_unstable_by_key(|&index| pieces[index].source);
@@ -289,8 +290,8 @@ mod tests {
 
     #[test]
     fn a_batch_always_fits_the_staging_memory() {
-        // The worst case: as many pieces as there may be, each with the widest gap, as many bytes as
-        // there may be.
+        // The worst case: as many pieces as there may be, each with the widest gap, as many bytes
+        // as there may be.
         let len = BATCH_BYTES / BATCH_PIECES;
         let mut pieces: Vec<_> = (0..BATCH_PIECES)
             .map(|index| piece(index * (len + GAP), len))

@@ -9,7 +9,8 @@ use crate::gpu::{Function, Gpu, parameter};
 
 /// Sources that `tcpx_even_few` carries; `kernels/unpack.cu`.
 const EVEN_FEW: usize = 256;
-/// Blocks of a long launch that a multiprocessor runs at once; `TCPX_LONG_BLOCKS` of `kernels/unpack.cu`.
+/// Blocks of a long launch that a multiprocessor runs at once; `TCPX_LONG_BLOCKS` of
+/// `kernels/unpack.cu`.
 const LONG_BLOCKS: u32 = 6;
 
 /// Where a launch signals its completion to the host, besides its stream.
@@ -116,8 +117,8 @@ impl Kernels {
     /// Queues one launch.
     ///
     /// # Safety
-    /// Every piece's source, from the pool, and destination must be device-addressable and stay valid
-    /// and unused by others until the stream has passed the launch; so must the flag.
+    /// Every piece's source, from the pool, and destination must be device-addressable and stay
+    /// valid and unused by others until the stream has passed the launch; so must the flag.
     pub(super) unsafe fn unpack(
         &self,
         api: &Api,
@@ -187,9 +188,9 @@ impl Call {
     }
 }
 
-/// Blocks and threads for a list that came with the launch, and how many warps share a piece, as a power of
-/// two: two where that leaves each multiprocessor no more than 16 warps, because all their loads are in flight
-/// at once then; few blocks, because each of them takes its turn at the end.
+/// Blocks and threads for a list that came with the launch, and how many warps share a piece, as a
+/// power of two: two where that leaves each multiprocessor no more than 16 warps, because all their
+/// loads are in flight at once then; few blocks, because each of them takes its turn at the end.
 fn short_grid(multiprocessors: u32, count: u32) -> ((u32, u32), u32) {
     let multiprocessors = multiprocessors.max(1);
     let split = u32::from(count <= multiprocessors * 8);
@@ -203,9 +204,9 @@ fn short_grid(multiprocessors: u32, count: u32) -> ((u32, u32), u32) {
     ((blocks, each * 32), split)
 }
 
-/// Blocks and threads for a list in mapped memory: one warp a piece while all of them fit at once, in blocks so
-/// small that every multiprocessor gets some; warps that take several pieces in turn beyond that, because
-/// each then fetches its next entry while it copies.
+/// Blocks and threads for a list in mapped memory: one warp a piece while all of them fit at once,
+/// in blocks so small that every multiprocessor gets some; warps that take several pieces in turn
+/// beyond that, because each then fetches its next entry while it copies.
 fn long_grid(multiprocessors: u32, count: u32) -> (u32, u32) {
     let (multiprocessors, count) = (multiprocessors.max(1), count.max(1));
     let warps = match count / multiprocessors {

@@ -1,5 +1,6 @@
-//! The worker's jobs for the kernels: unpacks and copies of memory in pieces, several in one launch where they wait
-//! together. The kernels signal completion through host memory, so that polling costs no driver call.
+//! The worker's jobs for the kernels: unpacks and copies of memory in pieces, several in one launch
+//! where they wait together. The kernels signal completion through host memory, so that polling
+//! costs no driver call.
 
 use std::collections::VecDeque;
 
@@ -23,8 +24,8 @@ const TOGETHER_DESCRIPTORS: usize = EVEN;
 
 /// Mean length of pieces from which copies move them: they need no multiprocessor, and are as fast.
 const LONG_PIECES: usize = 256 << 10;
-/// With two launches for pieces and this many bytes of theirs in flight, no further one starts: those that wait
-/// become one then.
+/// With two launches for pieces and this many bytes of theirs in flight, no further one starts:
+/// those that wait become one then.
 const ENOUGH: usize = 4 << 20;
 /// How many waiting jobs are searched for one that may join a launch.
 const LOOKS: usize = 64;
@@ -64,7 +65,8 @@ enum LaunchKind {
 struct Asked {
     ticket: Ticket,
     way: LaunchKind,
-    /// What the places at the end with one address count from: jobs with the same may share a launch.
+    /// What the places at the end with one address count from: jobs with the same may share a
+    /// launch.
     pool: u64,
     /// Its descriptors or pieces.
     count: usize,
@@ -91,7 +93,8 @@ impl Waiting {
         !self.asked.is_empty() && (self.in_flight < 2 || self.bytes < ENOUGH)
     }
 
-    /// Takes the next job that may share a launch with one of this pool, if it has at most so many descriptors.
+    /// Takes the next job that may share a launch with one of this pool, if it has at most so many
+    /// descriptors.
     fn mate(&mut self, pool: u64, most: usize) -> Option<Asked> {
         let mut looked_at = self.asked.iter().take(LOOKS);
         let at = looked_at.position(|asked| asked.pool == pool)?;
@@ -108,8 +111,8 @@ struct Group {
     way: LaunchKind,
     bytes: usize,
     jobs: Vec<Asked>,
-    /// The pieces of several jobs, from the lowest destination: as an even list where that is what they are
-    /// together, else as descriptors. Both are empty where there is one unpack.
+    /// The pieces of several jobs, from the lowest destination: as an even list where that is what
+    /// they are together, else as descriptors. Both are empty where there is one unpack.
     even: EvenList,
     joined: Vec<Descriptor>,
     ends: LaunchEnds,
@@ -144,8 +147,8 @@ impl KernelJobs {
         })
     }
 
-    /// Takes a job whose memory the device can address: an unpack, or a copy of memory in pieces at one end or both. The
-    /// job, where it is no kernel's.
+    /// Takes a job whose memory the device can address: an unpack, or a copy of memory in pieces at
+    /// one end or both. The job, where it is no kernel's.
     pub(super) fn push(&mut self, ticket: Ticket) -> Option<Ticket> {
         let Some((way, pool, count)) = need(ticket.work()) else {
             return Some(ticket);
@@ -168,7 +171,8 @@ impl KernelJobs {
             && self.under_way.is_empty()
     }
 
-    /// Ends what the kernels have finished and launches what waits; whether there was anything to do.
+    /// Ends what the kernels have finished and launches what waits; whether there was anything to
+    /// do.
     pub(super) fn step(&mut self) -> bool {
         let mut progress = self.reap();
         if self.current.is_none() {
@@ -263,8 +267,8 @@ impl KernelJobs {
         Some(group)
     }
 
-    /// Puts the jobs of the current group back, of which nothing was launched: each gets a launch of its own, so
-    /// that one job's fault is not that of its neighbours.
+    /// Puts the jobs of the current group back, of which nothing was launched: each gets a launch
+    /// of its own, so that one job's fault is not that of its neighbours.
     fn divide(&mut self) {
         let Some(mut group) = self.current.take() else {
             return;
@@ -319,8 +323,8 @@ impl Group {
         self.cut = Cut::for_kernel(piece_bytes(bytes, gpu.multiprocessors()));
     }
 
-    /// Puts the lists of several jobs together, in the order of their destinations: chunks of one transfer
-    /// are one list then.
+    /// Puts the lists of several jobs together, in the order of their destinations: chunks of one
+    /// transfer are one list then.
     fn join(&mut self, gpu: &Gpu) {
         let is_listed = self.way != LaunchKind::Unpack;
         if self.jobs.len() < 2 && !is_listed {
@@ -347,8 +351,8 @@ impl Group {
         }
     }
 
-    /// The pieces of copies: where each lies among the bytes with one address, and where in the other memory, from
-    /// the lowest piece.
+    /// The pieces of copies: where each lies among the bytes with one address, and where in the
+    /// other memory, from the lowest piece.
     fn list_pieces(&mut self) {
         let LaunchEnds { pool, packs, .. } = self.ends;
         let mut lowest = u64::MAX;
@@ -365,7 +369,8 @@ impl Group {
                     (source, destination)
                 };
                 self.joined.push(Descriptor {
-                    // All that has one address is within 4 GiB of the pool, see `need` and `near_end`.
+                    // All that has one address is within 4 GiB of the pool, see `need` and
+                    // `near_end`.
                     source_offset: (near - pool) as u32,
                     length: len as u32,
                     destination_offset: far,
@@ -426,8 +431,8 @@ impl Group {
     }
 }
 
-/// Which launch a job needs, what the places at its end with one address count from, and how many pieces it has. `None`
-/// where it is no kernel's, which moves many short pieces in one launch.
+/// Which launch a job needs, what the places at its end with one address count from, and how many
+/// pieces it has. `None` where it is no kernel's, which moves many short pieces in one launch.
 fn need(work: &Work) -> Option<(LaunchKind, u64, usize)> {
     match work {
         Work::Unpack {
@@ -451,8 +456,8 @@ fn need(work: &Work) -> Option<(LaunchKind, u64, usize)> {
     }
 }
 
-/// An entry names one end of a copy in 32 bits: an address to count from, and whether bytes go there. `None` where
-/// neither end lies within 4 GiB.
+/// An entry names one end of a copy in 32 bits: an address to count from, and whether bytes go
+/// there. `None` where neither end lies within 4 GiB.
 fn near_end(from: &RegionSlice, to: &RegionSlice) -> Option<(u64, bool)> {
     let of = |near: &RegionSlice| match near.device_address() {
         Some(address) => {

@@ -7,8 +7,8 @@ use super::slots::{FIRST_ENTRIES, LIST_ENTRIES, LIST_SOURCES, LaunchSlots};
 use crate::driver::Api;
 use crate::error::CudaError;
 
-/// Launches for as many pieces as a launch takes; `Ok(false)` when no slot is free. `inline` is room to
-/// write in.
+/// Launches for as many pieces as a launch takes; `Ok(false)` when no slot is free. `inline` is
+/// room to write in.
 ///
 /// # Safety
 /// The context is current. Every descriptor's source, from the pool, and destination must be

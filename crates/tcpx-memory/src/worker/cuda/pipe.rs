@@ -181,7 +181,8 @@ impl Pipe {
     }
 }
 
-/// The parts of a range of host memory: each one's address, where it lies in the range, and its length.
+/// The parts of a range of host memory: each one's address, where it lies in the range, and its
+/// length.
 fn for_parts(
     memory: &RegionSlice,
     range: Range<usize>,

@@ -1,4 +1,5 @@
-//! Launches in flight: each has a list, a counter and a flag of its own, which the kernel itself sets.
+//! Launches in flight: each has a list, a counter and a flag of its own, which the kernel itself
+//! sets.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -11,8 +12,8 @@ use crate::error::CudaError;
 use crate::fence::Event;
 use crate::gpu::{Gpu, MappedHost, create_stream, device_alloc};
 
-/// Descriptors of a list's first launch, so few that the GPU begins soon, and of each further one, so many
-/// that launches cost little.
+/// Descriptors of a list's first launch, so few that the GPU begins soon, and of each further one,
+/// so many that launches cost little.
 pub(super) const FIRST_ENTRIES: usize = 2048;
 pub(super) const LIST_ENTRIES: usize = 8192;
 const LIST_BYTES: usize = LIST_ENTRIES * 16;
@@ -74,7 +75,8 @@ impl LaunchSlots {
         prepared.map(|()| slots)
     }
 
-    /// After an error something may be in flight, so that what was made stays until the process ends.
+    /// After an error something may be in flight, so that what was made stays until the process
+    /// ends.
     fn prepare(&mut self, gpu: &Gpu, kernels: &Kernels) -> Result<(), CudaError> {
         let api = gpu.api();
         for stream in &mut self.streams {
@@ -108,7 +110,8 @@ impl LaunchSlots {
         Some(slot)
     }
 
-    /// The stream for the next launch: changed only where launches may overlap, because a change costs time.
+    /// The stream for the next launch: changed only where launches may overlap, because a change
+    /// costs time.
     pub(super) fn stream(&mut self) -> sys::CUstream {
         self.turn = if self.armed.is_empty() {
             0
@@ -149,8 +152,8 @@ impl LaunchSlots {
         }
     }
 
-    /// The launch of the slot armed last was refused. The slot is the next one again: the one behind it
-    /// may still be in flight.
+    /// The launch of the slot armed last was refused. The slot is the next one again: the one
+    /// behind it may still be in flight.
     pub(super) fn disarm(&mut self, slot: usize) {
         if self.armed.back().is_some_and(|(last, _)| *last == slot) {
             self.armed.pop_back();
@@ -183,8 +186,8 @@ impl LaunchSlots {
         !self.armed.is_empty() && self.since.elapsed() > STREAM_QUERY_DELAY
     }
 
-    /// Learns from the streams whether work goes on; the context is current. Where both are through, all
-    /// launches have ended.
+    /// Learns from the streams whether work goes on; the context is current. Where both are
+    /// through, all launches have ended.
     pub(super) fn ask_streams(&mut self, api: &Api) -> Result<(), CudaError> {
         self.since = Instant::now();
         if !self.asked {

@@ -460,8 +460,8 @@ fn out_of_memory_is_told_apart() {
     );
 }
 
-/// The driver refuses other threads the query of an event while one captures, and breaks the capture: a copy
-/// in flight must not look ended, and the program must not lose its graph.
+/// The driver refuses other threads the query of an event while one captures, and breaks the
+/// capture: a copy in flight must not look ended, and the program must not lose its graph.
 #[test]
 fn the_worker_does_not_disturb_a_graph_capture() {
     let bench = Bench::new();

@@ -35,7 +35,8 @@ enum Rest {
 }
 
 impl Unpacking {
-    /// An unpack, or a copy of memory in pieces, whose ends the device can address; else the ticket back.
+    /// An unpack, or a copy of memory in pieces, whose ends the device can address; else the ticket
+    /// back.
     pub(super) fn new(ticket: Ticket) -> Result<Self, Box<Ticket>> {
         let started = match ticket.work() {
             Work::Unpack { pool, to, .. } => {
@@ -91,8 +92,8 @@ impl Unpacking {
     }
 }
 
-/// Addresses and lengths of what one copy can move, from a byte on: the source, the destination, the length. Nothing
-/// of memory that the device cannot address.
+/// Addresses and lengths of what one copy can move, from a byte on: the source, the destination,
+/// the length. Nothing of memory that the device cannot address.
 pub(super) fn parts<'a>(
     from: &'a RegionSlice,
     to: &'a RegionSlice,
@@ -149,8 +150,8 @@ fn copy(
             break;
         };
         let (source, destination) = (pool + piece.source, to + piece.destination);
-        // SAFETY: the ticket keeps pool and destination until the stream has passed the job, and its
-        // descriptors were checked against both.
+        // SAFETY: the ticket keeps pool and destination until the stream has passed the job, and
+        // its descriptors were checked against both.
         unsafe {
             engine
                 .device

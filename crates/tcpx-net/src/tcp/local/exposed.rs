@@ -17,8 +17,8 @@ use super::LocalSizes;
 /// Bytes in front of the entries, by which the reader knows the process that the table is of.
 pub(super) const PROOF_BYTES: usize = 32;
 const PROOF: usize = PROOF_BYTES / 8;
-/// Words of an entry: name of the window, index of the chunk and 1, number of parts, the first part, and of a window that
-/// the peer gets from its secret.
+/// Words of an entry: name of the window, index of the chunk and 1, number of parts, the first
+/// part, and of a window that the peer gets from its secret.
 const ENTRY: usize = 8;
 /// Words of a part: [whose memory](HOST), address or offset there, length.
 const PART: usize = 3;
@@ -33,7 +33,8 @@ pub(super) const HOST: u64 = 0;
 /// Where a part lies.
 pub(super) type PartWords = [u64; PART];
 
-/// The table: proof, an entry for each send in flight, others for messages and for windows, and their further parts.
+/// The table: proof, an entry for each send in flight, others for messages and for windows, and
+/// their further parts.
 #[derive(Debug)]
 pub(super) struct Table {
     words: SharedWords,
@@ -57,7 +58,8 @@ struct Owners {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::tcp) struct Mark {
     entry: u16,
-    /// Window and index, as the entry has them while the chunk is exposed; of a window its mark in place of the index.
+    /// Window and index, as the entry has them while the chunk is exposed; of a window its mark in
+    /// place of the index.
     live: [u64; 2],
 }
 
@@ -74,7 +76,8 @@ impl Mark {
 }
 
 impl Table {
-    /// One of so many chunks, of messages that are exposed by their place in a frame, and of windows.
+    /// One of so many chunks, of messages that are exposed by their place in a frame, and of
+    /// windows.
     pub(super) fn new(
         proof: &[u8; PROOF_BYTES],
         chunks: u16,
@@ -141,7 +144,8 @@ impl Table {
         words.get(start..start + PART * MOST_PARTS)
     }
 
-    /// Exposes a chunk in the entry of its slot, which is empty. `None` where there are too many parts.
+    /// Exposes a chunk in the entry of its slot, which is empty. `None` where there are too many
+    /// parts.
     pub(super) fn expose(
         self: &Arc<Self>,
         slot: u16,
@@ -158,8 +162,8 @@ impl Table {
         })
     }
 
-    /// Exposes a message of so many bytes in an entry that is free. `None` where there is none, or there are too many
-    /// parts.
+    /// Exposes a message of so many bytes in an entry that is free. `None` where there is none, or
+    /// there are too many parts.
     pub(super) fn expose_message(
         self: &Arc<Self>,
         bytes: u32,
@@ -181,8 +185,8 @@ impl Table {
         Some((at, exposed))
     }
 
-    /// Exposes a window to a peer that has shown its secret. `None` where another one has its entry, or there are too many
-    /// parts.
+    /// Exposes a window to a peer that has shown its secret. `None` where another one has its
+    /// entry, or there are too many parts.
     pub(super) fn expose_window(
         self: &Arc<Self>,
         window: &Place,
@@ -251,8 +255,8 @@ impl Table {
         })
     }
 
-    /// The first part of an exposed chunk, the others, the last one first, and the bytes of all. `None` where it is not
-    /// exposed.
+    /// The first part of an exposed chunk, the others, the last one first, and the bytes of all.
+    /// `None` where it is not exposed.
     ///
     /// # Errors
     /// It says what cannot be.
@@ -305,8 +309,8 @@ pub(super) fn impossible(what: String) -> io::Error {
     )
 }
 
-/// Payload that the peer may read until this is dropped: what it read by then, and nothing that it reads later, counts.
-/// Drop it before the payload.
+/// Payload that the peer may read until this is dropped: what it read by then, and nothing that it
+/// reads later, counts. Drop it before the payload.
 #[derive(Debug)]
 pub struct Exposed {
     table: Arc<Table>,

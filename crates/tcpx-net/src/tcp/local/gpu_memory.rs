@@ -1,9 +1,10 @@
-//! GPU memory that the two processes of a path open to each other: a thread of the channel's asks the driver, so that
-//! no lane and no engine waits for it.
+//! GPU memory that the two processes of a path open to each other: a thread of the channel's asks
+//! the driver, so that no lane and no engine waits for it.
 //!
-//! Memory that a send is to leave from is offered to the peer once for each region, while payload goes over lanes; as soon
-//! as the peer has it mapped, chunks name it. The peer lets go of it when the region's last reference is gone, and when
-//! the channel ends. The memory is given back once the peer has said that it reads nothing of it any more.
+//! Memory that a send is to leave from is offered to the peer once for each region, while payload
+//! goes over lanes; as soon as the peer has it mapped, chunks name it. The peer lets go of it when
+//! the region's last reference is gone, and when the channel ends. The memory is given back once
+//! the peer has said that it reads nothing of it any more.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::io::{self, IoSlice, IoSliceMut};
@@ -38,8 +39,8 @@ const BYTES: usize = 8 * WORDS;
 /// What one side tells the other: a kind, a name, two numbers, and a handle's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Message {
-    /// Where the table is in the process that says so, of which this is the descriptor; whether there are GPUs; entries for
-    /// windows.
+    /// Where the table is in the process that says so, of which this is the descriptor; whether
+    /// there are GPUs; entries for windows.
     Table {
         address: u64,
         has_gpus: bool,
@@ -264,13 +265,14 @@ impl GpuMemory {
         self.wake.wake();
     }
 
-    /// Whether the peer reads all of this where it lies, by one chunk. What it does not know is offered to it.
+    /// Whether the peer reads all of this where it lies, by one chunk. What it does not know is
+    /// offered to it.
     pub(super) fn is_readable(self: &Arc<Self>, source: &RegionSlice) -> bool {
         self.count_known(source, self.sizes.parts).is_some()
     }
 
-    /// In how many parts this lies, at most so many, if the peer reads all of it where it lies. What it does not know is
-    /// offered to it.
+    /// In how many parts this lies, at most so many, if the peer reads all of it where it lies.
+    /// What it does not know is offered to it.
     fn count_known(self: &Arc<Self>, source: &RegionSlice, most: usize) -> Option<usize> {
         let mut parts = source.device_parts(0..source.len()).ok()??;
         let mut state = lock(&self.state);
@@ -300,7 +302,8 @@ impl GpuMemory {
         self.wake.wake();
     }
 
-    /// The parts of a source that the [peer reads](Self::is_readable), as its table names them, if they are few enough.
+    /// The parts of a source that the [peer reads](Self::is_readable), as its table names them, if
+    /// they are few enough.
     pub(super) fn parts(&self, source: &RegionSlice) -> Option<Vec<PartWords>> {
         let state = lock(&self.state);
         let parts = source.device_parts(0..source.len()).ok()??;
@@ -313,7 +316,8 @@ impl GpuMemory {
         parts.filter(|parts| parts.len() <= self.sizes.parts)
     }
 
-    /// How long the chunks of a transfer may be that the peer reads where it lies, at most `longest`.
+    /// How long the chunks of a transfer may be that the peer reads where it lies, at most
+    /// `longest`.
     pub(super) fn chunk_bytes(self: &Arc<Self>, source: &RegionSlice, longest: u32) -> Option<u32> {
         let count = self.count_known(source, usize::MAX)?;
         if count <= self.sizes.parts {
@@ -332,7 +336,8 @@ impl GpuMemory {
             .find_map(fits)
     }
 
-    /// Memory that the peer has offered, as a GPU of this kind reaches it; for host memory the first does.
+    /// Memory that the peer has offered, as a GPU of this kind reaches it; for host memory the
+    /// first does.
     pub(super) fn imported(&self, name: u64, to: MemoryKind) -> Option<RegionSlice> {
         let state = lock(&self.state);
         match state.imported.get(&name)? {
@@ -391,8 +396,8 @@ impl RegionWatch for GpuMemory {
 }
 
 impl State {
-    /// Says the name of the offered memory that so many bytes lie in, and where. Most parts of a list lie in the memory of
-    /// the one before.
+    /// Says the name of the offered memory that so many bytes lie in, and where. Most parts of a
+    /// list lie in the memory of the one before.
     fn finder(&self) -> impl FnMut(u64, u64) -> Option<(u64, u64)> {
         let mut last = None;
         move |at, len| {

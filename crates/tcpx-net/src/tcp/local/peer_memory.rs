@@ -105,8 +105,8 @@ impl Process {
         remote(self.at, PROOF_BYTES as u64)
     }
 
-    /// Fills a part from these spans, as far as one call does. `None`: the process has ended, and what has its number now
-    /// says something else.
+    /// Fills a part from these spans, as far as one call does. `None`: the process has ended, and
+    /// what has its number now says something else.
     fn read(&self, spans: &[Span], into: Part<'_>) -> io::Result<Option<usize>> {
         let (wanted, mut there) = (into.len, [0; PROOF_BYTES]);
         let read = match read_process(self.id, spans, into, &mut there) {
@@ -125,7 +125,8 @@ impl Process {
 }
 
 impl PeerMemory {
-    /// Where the payload of a chunk lies, which goes to memory of this kind; `None` where its sender has let go of it.
+    /// Where the payload of a chunk lies, which goes to memory of this kind; `None` where its
+    /// sender has let go of it.
     ///
     /// # Errors
     /// The peer's memory cannot be read, or its table says what cannot be.
@@ -158,7 +159,8 @@ impl PeerMemory {
         Ok(Some(Source { mark, place }))
     }
 
-    /// Where a message lies, which goes to memory of this kind; `None` where its sender has let go of it.
+    /// Where a message lies, which goes to memory of this kind; `None` where its sender has let go
+    /// of it.
     ///
     /// # Errors
     /// As of [`Self::find`].
@@ -178,8 +180,8 @@ impl PeerMemory {
         }))
     }
 
-    /// Where these pieces of windows lie, which go to memory of this kind. `None` where their owner has to be asked: it
-    /// exposes not all of them, or they do not lie there.
+    /// Where these pieces of windows lie, which go to memory of this kind. `None` where their owner
+    /// has to be asked: it exposes not all of them, or they do not lie there.
     ///
     /// # Errors
     /// As of [`Self::find`].
@@ -231,8 +233,8 @@ impl PeerMemory {
         }))
     }
 
-    /// Copies some more of it, in host memory: whether all of it was exposed until all was read, once it is, or it is not any
-    /// more.
+    /// Copies some more of it, in host memory: whether all of it was exposed until all was read,
+    /// once it is, or it is not any more.
     ///
     /// # Errors
     /// The peer's memory cannot be read.
@@ -253,7 +255,8 @@ impl PeerMemory {
         Ok(Some(read.marks.iter().all(|mark| self.is_live(*mark))))
     }
 
-    /// Whether the sender has not let go of the chunk: all that was read of it before was its payload.
+    /// Whether the sender has not let go of the chunk: all that was read of it before was its
+    /// payload.
     pub(in crate::tcp) fn is_live(&self, mark: Mark) -> bool {
         self.table.is_live(mark)
     }

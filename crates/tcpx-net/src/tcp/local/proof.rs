@@ -1,5 +1,6 @@
-//! How a side learns which process of its host the peer is: the peer connects to a socket without a place in the file
-//! system, whose name only the two ends of the session know, and the kernel says who did. Descriptors travel there.
+//! How a side learns which process of its host the peer is: the peer connects to a socket without a
+//! place in the file system, whose name only the two ends of the session know, and the kernel says
+//! who did. Descriptors travel there.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};

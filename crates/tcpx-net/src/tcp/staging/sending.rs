@@ -1,8 +1,8 @@
 //! Sends that are copied to pinned slots: in order, and short ones several at a time.
 //!
-//! A copy costs a GPU some microseconds beside its bytes, as much as those of a short chunk. So only a few
-//! copies of short chunks are under way at a time; those that wait meanwhile follow each other in memory,
-//! and one copy takes to one slot what fits there.
+//! A copy costs a GPU some microseconds beside its bytes, as much as those of a short chunk. So
+//! only a few copies of short chunks are under way at a time; those that wait meanwhile follow each
+//! other in memory, and one copy takes to one slot what fits there.
 
 #[cfg(test)]
 mod tests;
@@ -41,7 +41,8 @@ impl ChannelShared {
         Self::stage_waiting(shared);
     }
 
-    /// Queues a send from memory of a GPU that the peer reads where it lies, once what it waits for is there.
+    /// Queues a send from memory of a GPU that the peer reads where it lies, once what it waits for
+    /// is there.
     pub(in super::super) fn send_where_it_lies(
         shared: &Arc<Self>,
         outgoing: Outgoing,
@@ -174,7 +175,8 @@ impl ChannelShared {
         })
     }
 
-    /// Has a copy take this send along, if it waits, follows what the copy takes, and the slot has room.
+    /// Has a copy take this send along, if it waits, follows what the copy takes, and the slot has
+    /// room.
     fn join_copy(&self, batch: &mut Batch, slot: u16, pinned: &PinnedSlot, permit: Permit) -> bool {
         let joined = self.transmit.with_slot(slot, |state| {
             let SendState::Waiting(unstaged) = state else {

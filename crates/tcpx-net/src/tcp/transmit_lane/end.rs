@@ -26,7 +26,8 @@ impl Queue {
         self.shared.half_gone(lane);
     }
 
-    /// The lane is gone: the others send what may not have arrived, or its owner ends it with the channel.
+    /// The lane is gone: the others send what may not have arrived, or its owner ends it with the
+    /// channel.
     fn hand_over(&mut self, unwritten: Option<Outgoing>) {
         let is_exposed =
             |chunk: &Outgoing| chunk.exposed.is_some() && chunk.payload.kind() == MemoryKind::Host;

@@ -47,8 +47,8 @@ impl Outgoing {
         }
     }
 
-    /// The peer may have it already: marks the header so. A copy worker of the peer's may be reading the memory of a GPU,
-    /// and counts that: it stays exposed.
+    /// The peer may have it already: marks the header so. A copy worker of the peer's may be
+    /// reading the memory of a GPU, and counts that: it stays exposed.
     pub(super) fn mark_again(&mut self) {
         self.exposed
             .take_if(|_| self.payload.kind().is_cpu_accessible());
@@ -93,7 +93,8 @@ pub(in crate::tcp) enum SendState {
     },
     /// In the queue.
     Queued(Outgoing),
-    /// In a lane's hands, or written and kept by it until the peer has placed it, or its end is being reported.
+    /// In a lane's hands, or written and kept by it until the peer has placed it, or its end is
+    /// being reported.
     Taken {
         lane: u16,
         sequence: u64,

@@ -1,4 +1,5 @@
-//! The queue's bytes, and pages that the kernel may still send although nobody waits for their chunk any more.
+//! The queue's bytes, and pages that the kernel may still send although nobody waits for their
+//! chunk any more.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
@@ -264,8 +265,8 @@ fn no_end_of_a_lane_frees_pages_that_it_sent() {
     assert_eq!((pool.free_slots(), table.chunks.unwanted()), (free, 0));
 }
 
-/// A chunk in a lane's hands that nobody wants any more: its pages are kept whether the lane writes the rest
-/// or dies with it.
+/// A chunk in a lane's hands that nobody wants any more: its pages are kept whether the lane writes
+/// the rest or dies with it.
 #[test]
 fn a_chunk_given_up_in_a_lanes_hands_leaves_its_pages() {
     let _alone = alone();
@@ -307,7 +308,8 @@ fn what_the_peer_placed_before_its_lane_lets_go_is_read() {
     assert_eq!((table.chunks.unwanted(), pool.free_slots()), (0, free));
 }
 
-/// A peer that says too early that it has read a chunk gets its bytes again from the slot, whatever lies there then.
+/// A peer that says too early that it has read a chunk gets its bytes again from the slot, whatever
+/// lies there then.
 #[test]
 fn a_lent_slot_stays_until_the_peers_system_has_its_bytes() {
     let _alone = alone();

@@ -35,7 +35,8 @@ fn a_lane_of_another_session_stays_out() {
     assert_eq!(client.receive(&mut &answer[..]).unwrap_err(), proof);
 }
 
-/// A recorded hello gets an answer that whoever replays it cannot use, and its proof fits no other answer.
+/// A recorded hello gets an answer that whoever replays it cannot use, and its proof fits no other
+/// answer.
 #[test]
 fn a_recorded_lane_joins_nothing() {
     let session = session();

@@ -441,7 +441,8 @@ fn steady_progress_meets_the_total_deadline_alone() {
     }
 }
 
-/// Many operations at once, most of which wait for much longer than their limit: as long as others move, none stalls.
+/// Many operations at once, most of which wait for much longer than their limit: as long as others
+/// move, none stalls.
 #[test]
 fn what_waits_behind_others_does_not_stall() {
     const BYTES: u64 = 8 * 4096;
@@ -498,7 +499,8 @@ fn what_waits_behind_others_does_not_stall() {
     }
 }
 
-/// Who began an operation says how long it may take; the limits of the side that serves it are for its own.
+/// Who began an operation says how long it may take; the limits of the side that serves it are for
+/// its own.
 #[test]
 fn the_peers_part_lasts_as_long_as_who_began_it_waits() {
     let patient = Config {

@@ -476,8 +476,8 @@ fn notification(transfer: u64, bytes: usize) -> Frame {
     }
 }
 
-/// As many come as the program leaves room for, whichever of number and bytes is full first; each that is collected makes
-/// room for others, and so does one that fails.
+/// As many come as the program leaves room for, whichever of number and bytes is full first; each
+/// that is collected makes room for others, and so does one that fails.
 #[test]
 fn notifications_wait_until_others_are_collected() {
     for (most, unread_bytes, room) in [(1, 100, 1), (3, 100, 3), (9, 10, 3), (9, 1, 1)] {

@@ -27,7 +27,8 @@ pub(super) struct FaultPlan {
     pub(super) corrupt: bool,
     /// What may wait for transmission does.
     pub(super) holds: bool,
-    /// Greatest delay of a frame to each side, of data, and of becoming quiet, where that is another one.
+    /// Greatest delay of a frame to each side, of data, and of becoming quiet, where that is
+    /// another one.
     pub(super) frames: [Option<u64>; 2],
     pub(super) data: Option<u64>,
     pub(super) quiet: Option<u64>,
@@ -585,8 +586,8 @@ impl Pair {
         true
     }
 
-    /// Receives of a tag were matched in the order in which they were posted, if none of them ended before: a send that
-    /// came for that one meets a later one.
+    /// Receives of a tag were matched in the order in which they were posted, if none of them ended
+    /// before: a send that came for that one meets a later one.
     pub(super) fn assert_matched_in_order(&self) {
         for (at, side) in self.sides.iter().enumerate() {
             let mut last = BTreeMap::new();

@@ -361,8 +361,9 @@ fn any_step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// The model: an operation on a list that lies in its window may succeed; on one that does not, or whose window was
-    /// closed before it began, it never does. Whatever was cancelled, closed or cut, each ends once and nothing is left.
+    /// The model: an operation on a list that lies in its window may succeed; on one that does not,
+    /// or whose window was closed before it began, it never does. Whatever was cancelled, closed or
+    /// cut, each ends once and nothing is left.
     #[test]
     fn random_operations_on_lists_end_as_windows_allow(
         addressed: bool,
@@ -449,7 +450,8 @@ proptest! {
     }
 }
 
-/// A list is checked as it comes: what names it afterwards costs the same, however many pieces and windows it has.
+/// A list is checked as it comes: what names it afterwards costs the same, however many pieces and
+/// windows it has.
 #[test]
 fn what_names_a_long_list_costs_as_with_a_short_one() {
     let now = Time(0);

@@ -157,7 +157,8 @@ fn a_window_written_before_a_refusal_is_not_called_untouched() {
     assert_eq!(error.delivered, Delivered::Partial { bytes: 0 });
 }
 
-/// Rule 6: receives that end and are posted again, as those with time-outs are, lose no send that was on its way.
+/// Rule 6: receives that end and are posted again, as those with time-outs are, lose no send that
+/// was on its way.
 #[test]
 fn rule_6_receives_with_time_outs_lose_no_send() {
     let mut crossed = 0;
@@ -187,7 +188,8 @@ fn rule_6_receives_with_time_outs_lose_no_send() {
     assert!(crossed > 20, "{crossed}");
 }
 
-/// Rule 6: what comes behind a send that lost its receive is received behind it, by receives that were not announced.
+/// Rule 6: what comes behind a send that lost its receive is received behind it, by receives that
+/// were not announced.
 #[test]
 fn rule_6_receives_with_time_outs_keep_the_order() {
     for seed in 0..100 {
@@ -212,7 +214,8 @@ fn rule_6_receives_with_time_outs_keep_the_order() {
     }
 }
 
-/// Rule 6: a number is the one of its receive for ever. Those of receives that have ended are skipped.
+/// Rule 6: a number is the one of its receive for ever. Those of receives that have ended are
+/// skipped.
 #[test]
 fn rule_6_numbers_of_receives_that_end_are_skipped() {
     for ends in [
@@ -253,7 +256,8 @@ fn rule_6_numbers_of_receives_that_end_are_skipped() {
     }
 }
 
-/// An operation that has ended stays as it ended, and a receive ends with what was sent for it alone.
+/// An operation that has ended stays as it ended, and a receive ends with what was sent for it
+/// alone.
 #[test]
 fn a_receive_that_ends_changes_no_end_and_no_other_receive() {
     for level in [Level::Sent, Level::Placed] {
@@ -286,7 +290,8 @@ fn a_receive_that_ends_changes_no_end_and_no_other_receive() {
     }
 }
 
-/// Receives of which the peer was not told end without a word, and what ends is forgotten on both sides.
+/// Receives of which the peer was not told end without a word, and what ends is forgotten on both
+/// sides.
 #[test]
 fn receives_that_end_leave_no_counts_behind() {
     let mut pair = Pair::new(addressed(), 7);
@@ -343,8 +348,8 @@ fn rule_8_a_fenced_receive_is_posted_when_its_fence_is_reached() {
     }
 }
 
-/// Short chunks keep all lanes busy with one transfer, and cost more than long ones where others follow it. A window that
-/// waits may do so for long: it is none of those.
+/// Short chunks keep all lanes busy with one transfer, and cost more than long ones where others
+/// follow it. A window that waits may do so for long: it is none of those.
 #[test]
 fn a_receive_beside_another_is_cut_into_long_chunks() {
     let now = Time(0);
@@ -376,7 +381,8 @@ fn a_receive_beside_another_is_cut_into_long_chunks() {
     assert_eq!(beside, long);
 }
 
-/// Rule 5: counts are forgotten when nothing of a tag is under way, and both sides begin at 0 again.
+/// Rule 5: counts are forgotten when nothing of a tag is under way, and both sides begin at 0
+/// again.
 #[test]
 fn rule_5_idle_tags_are_forgotten() {
     const TAGS: u32 = 64;
@@ -444,7 +450,8 @@ fn a_peer_forgets_all_its_tags_at_once() {
     }
 }
 
-/// A number that was forgotten comes again: the send that has it now does not lose it with the end of the one before.
+/// A number that was forgotten comes again: the send that has it now does not lose it with the end
+/// of the one before.
 #[test]
 fn a_send_keeps_its_number_when_an_earlier_one_of_it_ends() {
     let now = Time(0);
@@ -488,7 +495,8 @@ fn a_send_keeps_its_number_when_an_earlier_one_of_it_ends() {
     assert!(actions.iter().any(goes), "{actions:?}");
 }
 
-/// A queued send stalls only while no other one gets what it waits for, and anew from when it gets that itself.
+/// A queued send stalls only while no other one gets what it waits for, and anew from when it gets
+/// that itself.
 #[test]
 fn a_queued_send_stalls_only_while_no_room_comes() {
     let [one, many] = [1, Limits::default().tags];
@@ -518,8 +526,8 @@ fn a_queued_send_stalls_only_while_no_room_comes() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Messages and receives go on meeting, whichever receives were given up before: one that crossed the end of its
-    /// receive waits for the next one that is started.
+    /// Messages and receives go on meeting, whichever receives were given up before: one that
+    /// crossed the end of its receive waits for the next one that is started.
     #[test]
     fn receives_that_are_given_up_keep_no_message_from_others(
         limits in [any_limits(1), any_limits(1)],
@@ -570,8 +578,8 @@ proptest! {
         pair.assert_clean();
     }
 
-    /// A program whose peer receives in the order in which it sends needs no more than one of anything at a time, whatever
-    /// its tags are and however early the receives are there.
+    /// A program whose peer receives in the order in which it sends needs no more than one of
+    /// anything at a time, whatever its tags are and however early the receives are there.
     #[test]
     fn programs_of_one_order_end_under_any_limits(
         limits in [any_limits(1), any_limits(1)],

@@ -54,7 +54,8 @@ fn deadlines_that_pass_at_once_quote_each_other() {
     pair.assert_clean();
 }
 
-/// A receive of `side` 1 whose payload is being copied, for as long as the data plane likes, and its send.
+/// A receive of `side` 1 whose payload is being copied, for as long as the data plane likes, and
+/// its send.
 fn copied_slowly(config: Config, limit: Option<Deadlines>) -> (Pair, OperationId, OperationId) {
     let mut pair = Pair::new(config, 1);
     (pair.fault_plan.no_unpack, pair.fault_plan.no_quiet) = (true, true);
@@ -239,7 +240,8 @@ fn an_owner_ends_by_its_deadline_what_a_stopped_peer_began() {
     }
 }
 
-/// Two hundred of each kind at once, whatever each side takes at a time, and the peer stops somewhere amid them.
+/// Two hundred of each kind at once, whatever each side takes at a time, and the peer stops
+/// somewhere amid them.
 fn all_end_although_the_peer_stops(config: &Config, after: Duration, seed: u64) {
     const BYTES: u64 = 20_000;
     let mut pair = Pair::new(config.clone(), seed);

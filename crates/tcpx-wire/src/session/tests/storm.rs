@@ -1,5 +1,5 @@
-//! Worse fault_plan than in `random`: control and data at very different speeds, deadlines, cancels and closes at any
-//! moment, data planes that let go late or never.
+//! Worse fault_plan than in `random`: control and data at very different speeds, deadlines, cancels
+//! and closes at any moment, data planes that let go late or never.
 
 use proptest::prelude::*;
 
@@ -41,7 +41,8 @@ struct Storm {
     /// Percent of steps after which a process stalls.
     stops: u64,
     mixed_levels: bool,
-    /// Frames that may wait beside those that limits allow, and chunks that are acknowledged together.
+    /// Frames that may wait beside those that limits allow, and chunks that are acknowledged
+    /// together.
     backlog: u64,
     ack_batch: u32,
     /// Windows that are made vain before receives wait.

@@ -193,7 +193,8 @@ fn the_driver_copies_what_exceeds_a_request() {
     assert_eq!(copies.persistent_copies(), 1);
 }
 
-/// The slot is overwritten after the request: what lies in the request itself does not come from there.
+/// The slot is overwritten after the request: what lies in the request itself does not come from
+/// there.
 #[test]
 fn a_short_write_takes_its_bytes_along() {
     let (gpu, _kept) = gpu();

@@ -57,8 +57,8 @@ impl Engine {
         progress
     }
 
-    /// Starts copies that wait for nothing, as many as keep the GPU busy, and no more at a time than
-    /// [`STARTS`], for the same reason.
+    /// Starts copies that wait for nothing, as many as keep the GPU busy, and no more at a time
+    /// than [`STARTS`], for the same reason.
     pub(super) fn start_copies(&mut self) -> bool {
         let mut progress = false;
         for lane in [CopyStream::In, CopyStream::Out] {

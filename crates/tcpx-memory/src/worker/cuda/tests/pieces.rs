@@ -1,4 +1,5 @@
-//! Copies of memory in pieces: to and from slots by the kernel, and between all other kinds of memory.
+//! Copies of memory in pieces: to and from slots by the kernel, and between all other kinds of
+//! memory.
 
 use std::ops::Range;
 
@@ -20,7 +21,8 @@ impl Dice {
     }
 }
 
-/// Pieces all over some regions of the GPU, none of which touches another, and what the regions should say.
+/// Pieces all over some regions of the GPU, none of which touches another, and what the regions
+/// should say.
 struct Scattered {
     regions: Vec<Region>,
     pieces: Vec<(usize, Range<usize>)>,

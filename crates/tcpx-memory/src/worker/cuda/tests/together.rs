@@ -27,8 +27,8 @@ fn turned(count: usize, length: usize) -> Arc<Descriptors> {
 fn chunks_that_wait_together_share_launches() {
     const CHUNKS: usize = 32;
     let bench = Bench::new();
-    // Chunks that follow each other, as those of one transfer, and chunks with gaps between them; the
-    // last chunk first.
+    // Chunks that follow each other, as those of one transfer, and chunks with gaps between them;
+    // the last chunk first.
     for (count, length, gap) in [(16, 512, 0), (3, 100, 7)] {
         let size = count * length;
         let bytes = noise(size, count as u32);

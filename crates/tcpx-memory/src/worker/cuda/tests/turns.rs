@@ -64,7 +64,8 @@ fn the_next_copy_starts_before_completions_are_reported() {
         queue: Arc::clone(&bench.worker.queue),
         next: Mutex::new(Some(to_host(1))),
     });
-    // In memory they do not follow each other. Both have ended when the worker looks for the second time.
+    // In memory they do not follow each other. Both have ended when the worker looks for the second
+    // time.
     for token in 0..2 {
         let part = 2 * token * LEN..(2 * token + 1) * LEN;
         let work = Work::Copy {

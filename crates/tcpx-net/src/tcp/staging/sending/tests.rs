@@ -208,7 +208,8 @@ fn a_full_queue_of_the_copy_worker_delays_sends() {
             sink: Arc::<Gate>::clone(&gate),
             token: 0,
         };
-        // Once the worker stalls, no place comes free, whoever has them: other tests use the worker too.
+        // Once the worker stalls, no place comes free, whoever has them: other tests use the worker
+        // too.
         let stands_still = gate.is_reached.load(Ordering::SeqCst);
         match worker.submit_deferrable(job, usize::MAX) {
             Ok(()) => {}

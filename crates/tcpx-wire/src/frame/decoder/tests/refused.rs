@@ -1,4 +1,5 @@
-//! Bytes that are no frame, and frames that do not become bytes: the error names what is wrong, and where.
+//! Bytes that are no frame, and frames that do not become bytes: the error names what is wrong, and
+//! where.
 
 use super::*;
 use crate::frame::{GoodbyeReason, Grant, InvalidSettings, RefuseReason};
