@@ -151,7 +151,6 @@ fn other_bounds(seed: u64, bounds: Bounds, lies: bool) -> Bounds {
         session: SessionBounds {
             unread_bytes: random.pick(&[1, 100, 1 << 20]),
             backlog: random.pick(&[0, 20, 1 << 16]),
-            answer_timeout: Duration::from_millis(random.pick(&[1, 20, 75])),
             ..bounds.session
         },
         ..bounds
@@ -346,6 +345,7 @@ impl Plan {
             turn: Duration::from_nanos(random.pick(&[1, 20_000, 200_000, 200_000])),
             jobs: random.pick(&[1, 2, 64]),
             session: SessionBounds {
+                answer_timeout: Duration::from_millis(random.pick(&[1, 20, 75])),
                 vain_windows: random.pick(&[1, 2, 8]),
                 ..SessionBounds::default()
             },
