@@ -75,18 +75,20 @@ def check(say: Callable[[str], object] = print) -> None:
     say(f"NIXL looks for plugins in {folder or 'a folder that is not known'}")
     api = _api()
     config = api.nixl_agent_config(backends=[])
+    absent = (
+        f"FAILED: {BACKEND} is not among them; link {plugin_path()} into that folder, "
+        "or unset NIXL_PLUGIN_DIR"
+    )
     try:
         one, other = (api.nixl_agent(f"tcpx check {number}", config) for number in (1, 2))
-        plugins = sorted(one.get_plugin_list())
     except RuntimeError:
         # NIXL makes no agent where its folder has no plugin at all.
-        plugins = []
-    say(f"plugins: {', '.join(plugins) or 'none'}")
+        say("plugins: none")
+        raise SystemExit(absent) from None
+    plugins = sorted(one.get_plugin_list())
+    say(f"plugins: {', '.join(plugins)}")
     if BACKEND not in plugins:
-        raise SystemExit(
-            f"FAILED: {BACKEND} is not among them; link {plugin_path()} into that folder, "
-            "or unset NIXL_PLUGIN_DIR"
-        )
+        raise SystemExit(absent)
     for agent in (one, other):
         agent.create_backend(BACKEND)
     size = max(*_SIZES, _PIECES * 8192)
