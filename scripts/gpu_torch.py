@@ -23,13 +23,15 @@ import torch
 
 BLOCK = 256 << 10
 BLOCKS = 64
+# Of those that are under way at a reset or at the end: more than there is pinned memory for.
+MANY = 100
 LIMIT = 20.0
 
 
-def blocks(seed: int | None = None) -> torch.Tensor:
-    """GPU memory of 64 blocks: random, or none of the bytes that random memory has there."""
+def blocks(seed: int | None = None, times: int = 1) -> torch.Tensor:
+    """GPU memory of 64 blocks, or of `times` as many: random, or poisoned."""
     if seed is None:
-        return torch.full((BLOCKS * BLOCK,), 0x5A, dtype=torch.uint8, device="cuda")
+        return torch.full((times * BLOCKS * BLOCK,), 0x5A, dtype=torch.uint8, device="cuda")
     generator = torch.Generator(device="cuda").manual_seed(seed)
     return torch.randint(0, 256, (BLOCKS * BLOCK,), dtype=torch.uint8, device="cuda", generator=generator)
 
@@ -48,13 +50,13 @@ def agent(name: str, memory: torch.Tensor) -> Any:
     return made
 
 
-def peer(pipe: Any) -> None:
+def peer(pipe: Any, times: int) -> None:
     """The other process: echoes what is sent, opens a window, has an agent. Ends with the pipe."""
     import tcpx
 
     faulthandler.enable()
     torch.cuda.init()
-    window_memory, nixl_memory = blocks(), blocks()
+    window_memory, nixl_memory = blocks(times=times), blocks(times=times)
     torch.cuda.synchronize()
     endpoint = tcpx.Endpoint("127.0.0.1:0", gpu=0)
     made = agent("peer", nixl_memory)
@@ -90,9 +92,9 @@ def peer(pipe: Any) -> None:
 
 
 class Peer:
-    def __init__(self) -> None:
+    def __init__(self, times: int = 1) -> None:
         here, there = multiprocessing.get_context("spawn").Pipe()
-        self.process = multiprocessing.get_context("spawn").Process(target=peer, args=(there,), daemon=True)
+        self.process = multiprocessing.get_context("spawn").Process(target=peer, args=(there, times), daemon=True)
         self.process.start()
         there.close()
         self.pipe = here
@@ -298,21 +300,23 @@ def ends(door: str, way: str) -> dict[str, Any]:
     """Ends amid transfers. A reset must end each with an error, and nothing with a signal."""
     import tcpx
 
-    other = Peer()
+    other = Peer(MANY)
     torch.cuda.init()
     memory = blocks(3)
+    each = memory.numel()
     torch.cuda.synchronize()
     if door == "python":
         connection = tcpx.connect(other.pairing, gpu=0).wait()
         key = connection.notification().wait(LIMIT)
-        running = [connection.put(memory, key, stream="ready") for _ in range(100)]
+        running = [connection.put(memory, key, at * each, stream="ready") for at in range(MANY)]
         running[0].wait(LIMIT)
     else:
         made = agent("here", memory)
         made.add_remote_agent(other.metadata)
-        local = made.get_xfer_descs([(memory.data_ptr(), memory.numel(), 0)], "VRAM")
-        remote = made.get_xfer_descs([(other.address, memory.numel(), 0)], "VRAM")
-        handles = [made.initialize_xfer("WRITE", local, remote, "peer") for _ in range(100)]
+        local = made.get_xfer_descs([(memory.data_ptr(), each, 0)], "VRAM")
+        remotes = [[(other.address + at * each, each, 0)] for at in range(MANY)]
+        remotes = [made.get_xfer_descs(remote, "VRAM") for remote in remotes]
+        handles = [made.initialize_xfer("WRITE", local, remote, "peer") for remote in remotes]
         for handle in handles:
             made.transfer(handle)
         deadline = time.monotonic() + LIMIT

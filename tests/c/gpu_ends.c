@@ -17,7 +17,7 @@
 
 #define TIMEOUT_MS 20000u /* for each step */
 #define BYTES ((size_t)16 << 20)
-#define PUTS 200
+#define PUTS 100
 enum { TAG_KEY = 1 };
 
 static void fail(const char *what)
@@ -80,8 +80,8 @@ static void owner(int tell)
     if (write(tell, place, sizeof place) != (ssize_t)sizeof place)
         fail("cannot write to the pipe");
     check(tcpx_endpoint_accept(endpoint, TIMEOUT_MS, &connection));
-    check(tcpx_region_cuda(0, BYTES, &memory));
-    check(tcpx_expose(connection, memory, 0, BYTES, TCPX_RIGHT_PUT, &window));
+    check(tcpx_region_cuda(0, PUTS * BYTES, &memory));
+    check(tcpx_expose(connection, memory, 0, PUTS * BYTES, TCPX_RIGHT_PUT, &window));
     check(tcpx_window_key(window, key, sizeof key, &bytes));
     check(tcpx_region_host(sizeof key, &message));
     check(tcpx_region_write(message, 0, key, bytes));
@@ -127,8 +127,8 @@ int main(int count, char **words)
     check(tcpx_region_read(message, 0, key, (size_t)report.bytes));
     check(tcpx_region_wrap(gpu_memory(), BYTES, TCPX_MEMORY_CUDA, 0, NULL, NULL, &source));
     for (int i = 0; i < PUTS; i++)
-        check(tcpx_put(connection, source, 0, BYTES, key, (size_t)report.bytes, 0, NULL,
-                       &running[i]));
+        check(tcpx_put(connection, source, 0, BYTES, key, (size_t)report.bytes,
+                       (uint64_t)i * BYTES, NULL, &running[i]));
     check(tcpx_transfer_wait(running[0], TIMEOUT_MS, NULL));
     if (!strcmp(words[1], "return"))
         return 0;

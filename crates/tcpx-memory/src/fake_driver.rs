@@ -62,6 +62,13 @@ pub fn while_capturing(blocking: bool, run: impl FnOnce(After)) -> bool {
     fake::end_capture(stream)
 }
 
+/// From a copy from or to this memory of the GPU on, nobody learns the end of what is on its stream.
+pub fn lose_streams_of(memory: &crate::RegionSlice) {
+    if let Some(address) = memory.device_address() {
+        fake::lose_streams_of(address);
+    }
+}
+
 /// A function of the fake by the driver's name for it; null for one that has none here. A test
 /// gives this to a plugin.
 ///

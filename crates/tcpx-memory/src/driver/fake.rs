@@ -38,11 +38,12 @@ pub(crate) use persistent::{
 pub(crate) use streams::{keep_busy, keep_default_streams, with_a_legacy_stream_alone};
 #[cfg(feature = "fake-driver")]
 pub(crate) use world::costly_calls;
+pub(crate) use world::lose_streams_of;
 use world::{CURRENT, Fault, Operation, World, costly, inside, pointer};
 #[cfg(test)]
 pub(crate) use world::{
     all_launches, contexts_on_this_thread, gated_stream, hide_streams_of, launches, looks,
-    lose_streams_of, new_context, refuse_launches_to,
+    new_context, refuse_launches_to,
 };
 
 use tcpx_wire::Descriptor;

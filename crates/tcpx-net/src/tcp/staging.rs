@@ -293,6 +293,13 @@ impl ChannelShared {
 
 impl CompletionSink for ChannelShared {
     fn complete(&self, token: u64, result: Result<u64, MemoryError>) {
+        if let Err(error) = &result
+            && error.may_go_on()
+        {
+            // Such a copy keeps its slot for good, and those after it fare no better: what waits
+            // for slots, here or at the peer, would wait for ever.
+            self.end(self.copy_failed("copying between a slot and a GPU", error));
+        }
         let number = (token & u64::from(u32::MAX)) as u32;
         if token & RECEIVE != 0 && token & COUNTED == 0 {
             self.receive_copied(number, result);
