@@ -74,21 +74,29 @@ def peer(pipe: Any, times: int) -> None:
         except tcpx.Error:
             pass  # Its other side has closed it, or has ended.
 
+    # Torch aborts where Python ends with a thread that frees a tensor: all of them are waited for.
+    threads: list[threading.Thread] = []
+
     def accept() -> None:
         while True:
             try:
                 connection = endpoint.accept().wait()
             except tcpx.Error:
                 return
-            threading.Thread(target=serve, args=(connection,), daemon=True).start()
+            threads.append(threading.Thread(target=serve, args=(connection,)))
+            threads[-1].start()
 
-    threading.Thread(target=accept, daemon=True).start()
+    accepting = threading.Thread(target=accept)
+    accepting.start()
     try:
         while pipe.recv() == "digest":
             pipe.send((window_memory.cpu().numpy().tobytes(), nixl_memory.cpu().numpy().tobytes()))
     except EOFError:
         pass
     endpoint.close()
+    accepting.join()
+    for thread in threads:
+        thread.join()
 
 
 class Peer:
@@ -337,7 +345,10 @@ def ends(door: str, way: str) -> dict[str, Any]:
                 raise
             except tcpx.Error:
                 failed += 1
-        connection.close(1.0)
+        try:
+            connection.close(1.0)
+        except tcpx.ConnectionLost:
+            pass  # The copies that failed have ended it.
     else:
         for handle in handles:
             state = "PROC"
