@@ -440,11 +440,7 @@ impl Shared {
         }
         let mut turn = core.standing();
         turn.more |= more;
-        // Where it would have to share a core with the lanes, the engine's thread leaves chunks
-        // too.
-        let still =
-            self.may_sleep() || !turn.moving && !self.progress_owner.muted.load(Ordering::Relaxed);
-        let quiet = still && !turn.more && !turn.poll && !turn.finished;
+        let quiet = !turn.more && !turn.poll && !turn.finished;
         // What the socket does not take now goes out with the next wait.
         let written = self.may_sleep() || !core.control.wants_write();
         let comes_back = leaves != Leaves::ToEngine;
@@ -583,7 +579,7 @@ impl Shared {
     /// until then the engine's thread would only take the core from it.
     pub(crate) fn comes_back(&self, core: &Core) -> bool {
         let polls = self.progress_owner.polls.load(Ordering::Relaxed);
-        polls || self.may_sleep() && core.standing().moving
+        polls || core.standing().moving
     }
 
     /// What the program began takes more than a moment: the engine's thread is to see to it.

@@ -24,7 +24,7 @@ pub(super) const LONG: usize = 1 << 20;
 
 /// Bytes in the queue for which one more lane is woken, at each end with a thread that looks for
 /// more a while: both ends of one host run out of cores before they run out of lanes.
-const LANE_BYTES: u64 = 512 << 10;
+const LANE_BYTES: u64 = 256 << 10;
 
 #[derive(Debug)]
 pub(super) struct TransmitTable {

@@ -46,7 +46,7 @@ fn half_of_the_lanes_are_left_beside_as_many_chunks() {
 }
 
 #[test]
-fn one_more_lane_is_woken_for_each_half_mebibyte() {
+fn one_more_lane_is_woken_for_each_quarter_of_a_mebibyte() {
     const CHUNK: u64 = LANE_BYTES / 2;
     let (table, lanes) = (TransmitTable::new(8, 16), 8);
     table.chunks.rest_all(0xFF);
