@@ -1,4 +1,4 @@
-//! Moving bytes out of a core's own cache, for a device that reads them next.
+//! Writing past a core's own cache, for a device that reads next.
 
 use crate::error::MemoryError;
 use crate::slice::RegionSlice;
@@ -6,29 +6,6 @@ use crate::slice::RegionSlice;
 /// Bytes of a cache line.
 #[cfg(target_arch = "x86_64")]
 const LINE: usize = 64;
-
-impl RegionSlice {
-    /// Demotes bytes that the calling core has just written and that a device reads next: a GPU
-    /// reads lines that are dirty in a core's cache at half the speed. A hint; processors that do
-    /// not know it do nothing, and the bytes do not change.
-    pub fn leave_core(&self) {
-        #[cfg(target_arch = "x86_64")]
-        if let Some(first) = self.host_ptr() {
-            for at in (0..self.len()).step_by(LINE) {
-                let line = first.wrapping_add(at);
-                // SAFETY: the instruction changes no memory and no register, and faults for no
-                // address; processors without it take it for a NOP.
-                unsafe {
-                    std::arch::asm!(
-                        "cldemote [{line}]",
-                        line = in(reg) line,
-                        options(nostack, preserves_flags)
-                    );
-                }
-            }
-        }
-    }
-}
 
 impl RegionSlice {
     /// Copies `bytes` to byte `at` of this part with non-temporal stores, so that a device that
@@ -118,18 +95,5 @@ mod tests {
                 "{at}"
             );
         }
-    }
-
-    #[test]
-    fn bytes_that_leave_a_core_stay_as_they_are() {
-        let region = Region::host(10_000).unwrap();
-        let written: Vec<u8> = (0..10_000).map(|at| (at % 251) as u8).collect();
-        region.write_from(0, &written).unwrap();
-        for range in [0..10_000, 63..65, 9_999..10_000, 5..5] {
-            region.slice(range).unwrap().leave_core();
-        }
-        let mut read = vec![0; 10_000];
-        region.read_to(0, &mut read).unwrap();
-        assert_eq!(read, written);
     }
 }

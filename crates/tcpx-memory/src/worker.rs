@@ -142,12 +142,6 @@ impl CopyWorker {
         blocking::run(self, work, limit)
     }
 
-    /// Makes a sleeping thread poll for jobs for a short while: one comes soon, and waking up takes
-    /// longer than a small one.
-    pub fn prewake(&self) {
-        self.queue.prewake();
-    }
-
     /// Waits until the workers of all GPUs have done what was asked of them, and memory that nobody
     /// uses any more was given back to the driver; whether that was within `limit`. For the end of
     /// a program: the driver is torn down then, which must not happen while another thread uses it.

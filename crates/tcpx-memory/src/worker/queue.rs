@@ -279,10 +279,6 @@ impl JobQueue {
     }
 
     /// Wakes the thread if it sleeps.
-    pub(super) fn prewake(&self) {
-        self.wake();
-    }
-
     fn wake(&self) {
         if self.park_gate.must_wake()
             && let Some(thread) = self.thread.get()

@@ -168,13 +168,6 @@ impl Staging {
         cfg!(target_arch = "x86_64") && bytes < LONG && self.is_needed(destination)
     }
 
-    /// Wakes the copy workers, which have work soon.
-    pub(super) fn prewake(&self) {
-        for Worker { worker, .. } in self.host.iter().chain(&self.gpus) {
-            worker.prewake();
-        }
-    }
-
     /// Whether sends wait for a slot.
     pub(super) fn has_waiting(&self) -> bool {
         self.has_waiting.load(Ordering::SeqCst)
@@ -189,14 +182,6 @@ fn take_slot(pool: &PinnedPool, bytes: usize, half: PoolHalf, sequence: u64) -> 
     } else {
         pool.try_take_at(half, sequence)
     }
-}
-
-/// Whether the core that has read a chunk to a slot makes its copy to the GPU shorter, which takes
-/// that core two thirds of the time of reading: where copies hold up the rest. Of long chunks that
-/// go in one direction only, the cores do; short ones are not in the core's cache, see
-/// [`Staging::takes_past_caches`].
-fn is_copy_bound(bytes: usize, also_sends: bool) -> bool {
-    bytes >= LONG && also_sends
 }
 
 /// Marks a job's token as that of a receive; the low bits are the copy's number.
@@ -235,7 +220,7 @@ impl ChannelShared {
             (Some(_), MemoryKind::Host | MemoryKind::Pinned) => staging.worker(into.kind()),
             (_, kind) => staging.worker(kind),
         };
-        let Some(Worker { worker, send, .. }) = worker else {
+        let Some(Worker { worker, .. }) = worker else {
             drop(into);
             return shared.report_placed(claim);
         };
@@ -247,10 +232,6 @@ impl ChannelShared {
         } = claim;
         shared.receive.copies(&window, index);
         let number = lock(&shared.parts.staging.receiving).add((window, index, mark));
-        let also_sends = send.free_slots() < send.slots();
-        if mark.is_none() && is_copy_bound(into.len(), also_sends) {
-            into.leave_core();
-        }
         let job = Job {
             work: Work::Copy {
                 from: into,
@@ -391,12 +372,5 @@ mod tests {
             "{out:?}"
         );
         assert_eq!(channel.in_flight(), 0);
-    }
-
-    #[test]
-    fn copies_are_made_shorter_only_where_they_hold_up_the_rest() {
-        assert!(!is_copy_bound(LONG - 1, true));
-        assert!(is_copy_bound(LONG, true));
-        assert!(!is_copy_bound(LONG, false));
     }
 }

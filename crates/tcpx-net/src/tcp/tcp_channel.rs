@@ -513,7 +513,6 @@ impl Channel for TcpChannel {
             true => 1,
             false => bytes.div_ceil(LEAST_CHUNK_BYTES),
         };
-        self.shared.parts.staging.prewake();
         self.shared
             .roster
             .prewake(usize::try_from(chunks).unwrap_or(usize::MAX), direction);
