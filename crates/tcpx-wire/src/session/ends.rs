@@ -297,6 +297,7 @@ impl Session {
                     for index in moving.held() {
                         self.streams[role as usize].release(&moving.plan.chunk(index));
                     }
+                    self.streams[role as usize].leave(operation);
                 }
                 Stage::Eager { credit: held, .. } => credit = std::mem::take(held),
                 _ => {}
@@ -470,24 +471,22 @@ impl Session {
         }
     }
 
-    /// An operation that has yet to begin stalls only once what it waits behind does: when that
-    /// last moved.
+    /// An operation stalls only once what it waits behind does: when that last moved.
     pub(super) fn queue_moved(&self, operation: OperationId) -> Option<Time> {
         let it = self.operations.get(operation)?;
+        let stream = &self.streams[operation.role() as usize];
         let room = match (&it.stage, &it.origin) {
             (Stage::Queued, Origin::Send) => self.send_windows.room_came,
             (Stage::Queued, Origin::Receive { .. }) => return None,
             (Stage::Queued, _) => self.one_sided.credit_came,
-            // Chunks that were sent may wait in buffers on the way, behind those of others.
-            (Stage::Moving(moving), _)
-                if moving.placed.is_empty()
-                    && (operation.role() == Role::Sender || moving.passed.is_empty()) =>
-            {
-                Time(0)
+            // Chunks that were sent may wait in buffers on the way, behind those of others. In
+            // which order those come that are still at the peer, its clock alone knows.
+            (Stage::Moving(moving), _) if !moving.is_leaving && !moving.all_placed() => {
+                return Some(stream.moved_before(operation));
             }
             _ => return None,
         };
-        Some(room.max(self.streams[operation.role() as usize].moved))
+        Some(room.max(stream.moved()))
     }
 
     /// A wake-up of an operation is due.
@@ -601,6 +600,9 @@ impl Session {
             return;
         };
         let kind = it.origin.kind();
+        if it.moving().is_some_and(|moving| !moving.all_placed()) {
+            self.streams[kind.role() as usize].leave(operation);
+        }
         if it.wants_receive() {
             self.leave_tag(operation, it.tag, it.number);
         }

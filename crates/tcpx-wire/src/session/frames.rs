@@ -368,6 +368,7 @@ impl Session {
             } else {
                 let chunk = moving.plan.chunk(index);
                 moving.placed_bytes += u64::from(chunk.length);
+                stream.chunk_moved(now, operation, index, true);
                 self.actions
                     .push_back(Action::ChunkAcknowledged { operation, chunk });
                 if holds && moving.passed.contains(index) && !is_quiet {
@@ -382,7 +383,6 @@ impl Session {
                 format!("chunk {index} of {chunks} of transfer {transfer} {problem}"),
             ));
         }
-        stream.moved = now;
         let is_got = !was_got && moving.all_placed();
         it.clock.progressed(now);
         if is_got && matches!(it.origin, Origin::PeerGet { .. }) && !is_reported {

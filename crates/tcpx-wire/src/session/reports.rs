@@ -87,7 +87,7 @@ impl Session {
 
     /// A posted chunk arrived with this many bytes, in place or in the bounce pool.
     pub fn chunk_arrived(&mut self, now: Time, operation: OperationId, index: u32, bytes: u64) {
-        self.report(now, operation, index, |moving, chunk| {
+        let arrived = self.report(now, operation, index, |moving, chunk| {
             if !moving.is_posted(chunk.index) {
                 Err("arrived, but was never posted".into())
             } else if bytes != u64::from(chunk.length) {
@@ -95,9 +95,13 @@ impl Session {
             } else if !moving.passed.insert(chunk.index) {
                 Err("arrived twice".into())
             } else {
-                Ok(())
+                Ok(moving.is_window)
             }
         });
+        // Nobody handed it out here.
+        if let Some((_, true)) = arrived {
+            self.streams[Role::Receiver as usize].begin_chunk(operation, index);
+        }
     }
 
     /// An arrived chunk is at its destination, and its place in the bounce pool was given back.
@@ -146,7 +150,9 @@ impl Session {
         match taken {
             Ok(taken) => {
                 it.clock.progressed(now);
-                self.streams[operation.role() as usize].moved = now;
+                let has_ended = (it.moving()).is_some_and(|moving| moving.placed.contains(index));
+                let stream = &mut self.streams[operation.role() as usize];
+                stream.chunk_moved(now, operation, index, has_ended);
                 Some(taken)
             }
             Err(problem) => {

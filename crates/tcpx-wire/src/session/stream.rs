@@ -89,8 +89,19 @@ pub(super) struct Slot {
 pub(super) struct ChunkStream {
     end: u64,
     order: Order,
-    /// When the data plane last said something of a chunk.
-    pub(super) moved: Time,
+    /// When a chunk last moved.
+    moved: Time,
+    /// Chunks that were handed out and have not ended, in the order of that. One that is sent
+    /// again keeps its place.
+    unfinished: VecDeque<Unfinished>,
+}
+
+#[derive(Debug)]
+struct Unfinished {
+    owner: OperationId,
+    index: u32,
+    /// When something last moved between the chunk before this one and this one.
+    moved_before: Time,
 }
 
 #[derive(Debug)]
@@ -114,6 +125,7 @@ impl ChunkStream {
                 false => Order::Numbered(Numbered::default()),
             },
             moved: Time::default(),
+            unfinished: VecDeque::new(),
         }
     }
 
@@ -169,11 +181,70 @@ impl ChunkStream {
         }
     }
 
-    /// Takes the next chunk, if there is room for one.
+    /// Hands out the next chunk, if there is room for one.
     pub(super) fn next(&mut self) -> Option<Slot> {
-        match &mut self.order {
+        let slot = match &mut self.order {
             Order::Numbered(numbered) => numbered.next(),
             Order::Turns(turns) => turns.next(),
+        }?;
+        self.begin_chunk(slot.owner, slot.index);
+        Some(slot)
+    }
+
+    /// A chunk is on its way, behind all that are.
+    pub(super) fn begin_chunk(&mut self, owner: OperationId, index: u32) {
+        self.unfinished.push_back(Unfinished {
+            owner,
+            index,
+            moved_before: self.moved,
+        });
+    }
+
+    /// A chunk moved: whatever waits behind it has not stalled.
+    pub(super) fn chunk_moved(&mut self, now: Time, owner: OperationId, index: u32, ended: bool) {
+        self.moved = now;
+        let is_it = |one: &Unfinished| one.owner == owner && one.index == index;
+        // Most end in the order in which they were handed out.
+        let Some(at) = self.unfinished.iter().position(is_it) else {
+            return;
+        };
+        let mut behind = at + 1;
+        if ended {
+            self.unfinished.remove(at);
+            behind = at;
+        }
+        if let Some(behind) = self.unfinished.get_mut(behind) {
+            behind.moved_before = now;
+        }
+    }
+
+    /// An operation ends, with whatever of it was on its way.
+    pub(super) fn leave(&mut self, owner: OperationId) {
+        let mut moved = Time::default();
+        self.unfinished.retain_mut(|one| {
+            one.moved_before = one.moved_before.max(std::mem::take(&mut moved));
+            let stays = one.owner != owner;
+            if !stays {
+                moved = one.moved_before;
+            }
+            stays
+        });
+    }
+
+    /// When a chunk last moved.
+    pub(super) fn moved(&self) -> Time {
+        self.moved
+    }
+
+    /// When something last moved that the operation's oldest chunk waits behind. Everything is
+    /// before a chunk that was not handed out.
+    pub(super) fn moved_before(&self, owner: OperationId) -> Time {
+        match self.unfinished.iter().position(|one| one.owner == owner) {
+            Some(at) => {
+                let before = self.unfinished.range(..=at).map(|one| one.moved_before);
+                before.max().unwrap_or_default()
+            }
+            None => self.moved,
         }
     }
 
@@ -467,6 +538,52 @@ mod tests {
             }
             assert_eq!(post_all(&mut stream), [4, 5, 6]);
         }
+    }
+
+    #[test]
+    fn what_waits_behind_what_moves_has_not_stalled() {
+        for is_addressed in [false, true] {
+            let (mut stream, _) = stream(is_addressed, 2, 8, 2);
+            stream.append(owner(1), &cut(2));
+            assert_eq!(post_all(&mut stream), [0, 1, 0, 1]);
+            stream.chunk_moved(Time(1), owner(0), 1, false);
+            assert_eq!(
+                stream.moved_before(owner(0)),
+                Time(0),
+                "it is behind the oldest"
+            );
+            assert_eq!(stream.moved_before(owner(1)), Time(1));
+            stream.chunk_moved(Time(2), owner(1), 0, true);
+            assert_eq!(stream.moved_before(owner(0)), Time(0));
+            assert_eq!(stream.moved_before(owner(1)), Time(2));
+            stream.chunk_moved(Time(3), owner(1), 1, false);
+            assert_eq!(
+                stream.moved_before(owner(1)),
+                Time(2),
+                "its last one moved itself"
+            );
+            stream.chunk_moved(Time(4), owner(0), 0, true);
+            assert_eq!(stream.moved_before(owner(0)), Time(4));
+            assert_eq!(stream.moved_before(owner(1)), Time(4));
+            assert_eq!(
+                stream.moved_before(owner(2)),
+                Time(4),
+                "nothing of it is on its way"
+            );
+        }
+    }
+
+    #[test]
+    fn what_an_operation_that_ends_waited_for_stays_known() {
+        let (mut stream, _) = stream(true, 1, 8, 1);
+        stream.append(owner(1), &cut(2));
+        stream.append(owner(2), &cut(1));
+        assert_eq!(post_all(&mut stream), [0, 0, 1, 0]);
+        stream.chunk_moved(Time(5), owner(0), 0, false);
+        stream.leave(owner(1));
+        assert_eq!(stream.moved_before(owner(0)), Time(0));
+        assert_eq!(stream.moved_before(owner(2)), Time(5));
+        assert_eq!(stream.unfinished.len(), 2);
     }
 
     #[test]
