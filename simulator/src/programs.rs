@@ -39,6 +39,8 @@ struct Scene {
     looks: Duration,
     /// The side that closes while what it has started runs.
     closes: Option<usize>,
+    /// It does.
+    is_closing: AtomicBool,
     /// Those that have started everything.
     started: [AtomicBool; 2],
     model: Mutex<Model>,
@@ -270,6 +272,7 @@ pub fn run(plan: &Plan) {
             stall: plan.stall,
             looks: plan.looks,
             closes: plan.closes.filter(|_| !lied),
+            is_closing: AtomicBool::new(false),
             started: Default::default(),
             model: Mutex::default(),
             keys: Mutex::default(),

@@ -181,6 +181,7 @@ impl Program<'_> {
             return;
         };
         tally::saw("close amid operations");
+        self.scene.is_closing.store(true, Ordering::SeqCst);
         if let Err(error) = connection.close(LONGEST) {
             fail(&format!("closing amid operations failed: {error}"));
         }
