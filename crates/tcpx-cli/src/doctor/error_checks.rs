@@ -27,11 +27,7 @@ pub(super) fn registration(context: &Context<'_>) -> Finding {
 
 /// Connections refused inside the plugin.
 pub(super) fn connecting(context: &Context<'_>) -> Finding {
-    let checks = [
-        google_checks::variables,
-        google_checks::rule_sockets,
-        google_checks::gpu_sockets,
-    ];
+    let checks = [google_checks::rule_sockets, google_checks::gpu_sockets];
     first_trouble(
         context,
         &checks,
@@ -41,11 +37,7 @@ pub(super) fn connecting(context: &Context<'_>) -> Finding {
 
 /// A plugin that does not start.
 pub(super) fn starting(context: &Context<'_>) -> Finding {
-    let checks = [
-        google_checks::variables,
-        host_checks::driver,
-        host_checks::interfaces,
-    ];
+    let checks = [host_checks::driver, host_checks::interfaces];
     first_trouble(
         context,
         &checks,
@@ -55,11 +47,7 @@ pub(super) fn starting(context: &Context<'_>) -> Finding {
 
 /// A transfer that stalls.
 pub(super) fn standing_still(context: &Context<'_>) -> Finding {
-    let checks = [
-        google_checks::variables,
-        google_checks::rule_sockets,
-        host_checks::large_packets,
-    ];
+    let checks = [google_checks::rule_sockets, host_checks::large_packets];
     first_trouble(
         context,
         &checks,

@@ -1,12 +1,11 @@
-//! Checks of what Google's plugin needs: variables, the buffer daemon and its sockets, cards on
-//! PCI.
+//! Checks of what Google's plugin needs: the buffer daemon and its sockets.
 
 use std::io;
 use std::path::Path;
 
 use super::check::{Context, Finding};
 use crate::host::{Driver, FileKind, Host, gpu_addresses};
-use crate::vendor_environment::{data_interfaces, for_google, served_gpus, socket_folder};
+use crate::vendor_environment::{served_gpus, socket_folder};
 
 const NOT_GOOGLE: &str = "only Google's plugin needs it, and that is not in question";
 /// Sockets for the rules that steer flows to a GPU.
@@ -14,29 +13,6 @@ const RULE_SOCKETS: [&str; 2] = ["rx_rule_manager", "rx_rule_uninstall"];
 /// How to start the daemon, as in Google's recipes.
 const START: &str =
     "start the daemon: tcpgpudmarxd --gpu_nic_preset a3vm --gpu_shmem_type fd --uds_path";
-
-/// Values of the person's that stop the plugin.
-pub(super) fn variables(context: &Context<'_>) -> Finding {
-    if !context.is_google() {
-        return Finding::not_needed(NOT_GOOGLE);
-    }
-    let settings = for_google(context.host);
-    let wrong: Vec<_> = settings
-        .iter()
-        .filter_map(|setting| Some((setting, setting.trouble.as_ref()?)))
-        .collect();
-    let Some((first, _)) = wrong.first() else {
-        return Finding::fine(format!(
-            "{} variables, none stops the plugin",
-            settings.len()
-        ));
-    };
-    let texts = wrong
-        .iter()
-        .map(|(setting, trouble)| format!("{}={}: {trouble}", setting.name, setting.value));
-    Finding::blocks(texts.collect::<Vec<_>>().join("; "))
-        .with_fix(format!("unset {}; tcpx sets it by itself", first.name))
-}
 
 /// The folder and the sockets for rules.
 pub(super) fn rule_sockets(context: &Context<'_>) -> Finding {
@@ -94,32 +70,6 @@ pub(super) fn gpu_sockets(context: &Context<'_>) -> Finding {
         finding.with_fix(start(&folder))
     } else {
         finding
-    }
-}
-
-/// Whether the cards for data are PCI devices: registering GPU memory on one that is not crashes
-/// the plugin.
-pub(super) fn pci_cards(context: &Context<'_>) -> Finding {
-    if !context.is_google() {
-        return Finding::not_needed(NOT_GOOGLE);
-    }
-    let all = context.host.interfaces().unwrap_or_default();
-    let chosen = data_interfaces(context.host, &all);
-    let without: Vec<&str> = chosen
-        .iter()
-        .filter(|one| one.pci_path.is_empty())
-        .map(|one| one.name.as_str())
-        .collect();
-    if chosen.is_empty() {
-        Finding::blocks("there is no interface for data")
-    } else if without.is_empty() {
-        let names: Vec<&str> = chosen.iter().map(|one| one.name.as_str()).collect();
-        Finding::fine(format!("{} are PCI devices", names.join(", ")))
-    } else {
-        Finding::warning(format!(
-            "{} have no PCI device behind them",
-            without.join(", ")
-        ))
     }
 }
 

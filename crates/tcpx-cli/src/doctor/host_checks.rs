@@ -183,29 +183,3 @@ fn packets(context: &Context<'_>) -> Option<(String, bool)> {
     );
     (!list.is_empty()).then_some((found, largest > COMMON_MTU && probing == 0))
 }
-
-/// What sockets get whose users may not choose everything.
-pub(super) fn congestion(context: &Context<'_>) -> Finding {
-    let facts = &context.facts;
-    let (Some(usual), Some(allowed)) = (&facts.congestion, &facts.congestion_allowed) else {
-        return Finding::not_needed("it cannot be read in this container");
-    };
-    let measured = format!("default {usual}; users may choose {allowed}");
-    if !tcpx_net::congestion::paces(usual) || allowed.split(' ').any(|name| name == "cubic") {
-        return Finding::fine(measured);
-    }
-    Finding::warning(measured).with_fix(format!(
-        "run `sysctl -w net.ipv4.tcp_allowed_congestion_control='{allowed} cubic'` on the host, or set TCPX_CONGESTION={usual} where connections leave it"
-    ))
-}
-
-/// Whether processes of one user read each other's memory.
-pub(super) fn process_memory(context: &Context<'_>) -> Finding {
-    match number(context.host, "/proc/sys/kernel/yama/ptrace_scope") {
-        None => Finding::fine("this kernel restricts nobody"),
-        Some(0) => Finding::fine("kernel.yama.ptrace_scope = 0"),
-        Some(scope) => Finding::not_needed(format!(
-            "kernel.yama.ptrace_scope = {scope}: host memory goes over TCP within this host, between other hosts it makes no difference"
-        )),
-    }
-}

@@ -193,15 +193,6 @@ fn a_missing_driver_blocks_google_s_plugin_and_nothing_else() {
 }
 
 #[test]
-fn what_keeps_processes_from_each_others_memory_is_told() {
-    let mut host = healthy();
-    host.file("/proc/sys/kernel/yama/ptrace_scope", "1\n");
-    let found = finding(&host, "D009");
-    assert!(found.measured.contains("ptrace_scope = 1"), "{found:?}");
-    assert_eq!(troubles(&host), [""; 0]);
-}
-
-#[test]
 fn a_plugin_file_that_is_not_there_blocks() {
     let mut host = healthy();
     host.contents.clear();
@@ -268,31 +259,6 @@ fn damaged_and_foreign_files_block_by_what_they_are() {
 }
 
 #[test]
-fn values_that_stop_google_s_plugin_block_and_are_named() {
-    assert_finds(
-        "TCPX-D020",
-        Verdict::Blocks,
-        "NCCL_DYNAMIC_CHUNK_SIZE=0",
-        |host| {
-            host.set("NCCL_DYNAMIC_CHUNK_SIZE", "0");
-        },
-    );
-    let older = "NCCL_TCPX_RXMEM_IMPORT_USE_GPU_PCI_CLIENT";
-    assert_finds("TCPX-D020", Verdict::Blocks, "give 1", |host| {
-        host.set(older, "0");
-    });
-    let mut host = healthy();
-    host.set(older, "0");
-    host.file("/tmp/nvdma-0000:04:00.0", "");
-    assert_eq!(finding(&host, "D020").verdict, Verdict::Fine);
-    let mut host = healthy();
-    host.set("NCCL_DYNAMIC_CHUNK_SIZE", "0");
-    for error in ["D032", "D033", "D034"] {
-        assert_eq!(finding(&host, error).verdict, Verdict::Blocks, "{error}");
-    }
-}
-
-#[test]
 fn a_daemon_that_is_absent_blocks() {
     assert_finds("TCPX-D021", Verdict::Blocks, "connection refused", |host| {
         socket(host, "rx_rule_uninstall", false);
@@ -318,18 +284,6 @@ fn a_gpu_without_its_socket_blocks_registration() {
         .remove(&PathBuf::from(format!("/run/tcpx/get_gpu_fd_{}", GPUS[0])));
     assert_eq!(finding(&host, "D030").verdict, Verdict::Blocks);
     assert!(finding(&healthy(), "D030").measured.contains("4096"));
-}
-
-#[test]
-fn data_on_interfaces_without_a_pci_device_is_warned_of() {
-    assert_finds("TCPX-D024", Verdict::Warning, "eth3", |host| {
-        host.interfaces[3].pci_path.clear();
-    });
-    assert_finds("TCPX-D024", Verdict::Warning, "tun0", |host| {
-        let kind = tcpx_net::interfaces::InterfaceKind::Virtual;
-        host.interface("tun0", kind, "10.8.0.1");
-        host.set("NCCL_GPUDIRECTTCPX_SOCKET_IFNAME", "=tun0");
-    });
 }
 
 #[test]
