@@ -9,7 +9,6 @@ mod connection;
 mod endpoint;
 mod error;
 mod held;
-mod logging;
 mod memory;
 mod opening;
 mod options;
@@ -37,8 +36,6 @@ mod _tcpx {
     use super::endpoint::{Endpoint, connect, dial, generate_key, reachable};
     #[pymodule_export]
     use super::held::stop_releasing;
-    #[pymodule_export]
-    use super::logging::{end_log, log_to};
     #[pymodule_export]
     use super::opening::{Closing, Dialling, NextConnection};
     #[pymodule_export]

@@ -945,52 +945,6 @@ def test_the_package_knows_its_program_and_plugin():
     assert variables["NCCL_NET_PLUGIN"] == str(tcpx.plugin_path())
 
 
-MEETING = """
-server = tcpx.Endpoint("127.0.0.1:0")
-import threading
-accepted = []
-thread = threading.Thread(target=lambda: accepted.append(server.accept(timeout=60)))
-thread.start()
-connection = tcpx.connect(server.pairing()).wait()
-thread.join()
-"""
-
-LOGS = """
-import logging, sys, tcpx
-logging.basicConfig(stream=sys.stdout, format="%(name)s %(levelname)s")
-logging.getLogger("tcpx").setLevel(logging.INFO)
-tcpx.enable_logging()
-"""
-
-
-def test_the_engines_log_goes_to_logging():
-    with run_python(LOGS + MEETING) as program:
-        out, err = program.communicate(timeout=PATIENCE)
-    assert program.returncode == 0, err
-    assert "tcpx." in out and "INFO" in out
-
-
-SLOW_LOGS = """
-import logging, time, tcpx
-class Slow(logging.Handler):
-    def emit(self, record):
-        # Gives the interpreter's lock away again and again, as a handler that writes does.
-        for _ in range(200):
-            time.sleep(0.001)
-        print(record.getMessage(), flush=True)
-logging.getLogger("tcpx").setLevel(logging.INFO)
-logging.getLogger("tcpx").addHandler(Slow())
-tcpx.enable_logging()
-"""
-
-
-def test_what_was_logged_last_arrives_before_the_program_ends():
-    with run_python(SLOW_LOGS + MEETING) as program:
-        out, err = program.communicate(timeout=PATIENCE)
-    assert program.returncode == 0, err
-    assert sum(line.startswith("connected") and "path=" in line for line in out.splitlines()) == 2
-
-
 def test_clients_of_a_folder_of_keys_have_names(tmp_path):
     folder = tmp_path / "keys"
     for name in ("alice", "bob"):

@@ -26,7 +26,6 @@ memory: do not write a source, or touch a destination, before its end.
 from __future__ import annotations
 
 import atexit
-import logging
 
 from . import _tcpx
 from ._core import Accepting, Connecting, Connection, Endpoint, connect, generate_key
@@ -67,7 +66,6 @@ __all__ = [
     "Window",
     "__version__",
     "connect",
-    "enable_logging",
     "generate_key",
     "nccl_env",
     "plugin_path",
@@ -76,18 +74,3 @@ __all__ = [
 
 # The interpreter ends while peers may still use memory of its objects.
 atexit.register(_tcpx.stop_releasing)
-
-
-def enable_logging(level: int = logging.INFO) -> None:
-    """Passes the engine's log records of ``level`` and above to Python's ``logging``.
-
-    Records come under the logger ``tcpx``. Call it once, before the first connection. Records
-    of the program's last moments are passed on before the interpreter ends.
-    """
-    logger = logging.getLogger("tcpx")
-
-    def emit(number: int, target: str, text: str) -> None:
-        logger.getChild(target.replace("::", ".")).log(number, "%s", text)
-
-    _tcpx.log_to(emit, level)
-    atexit.register(_tcpx.end_log)
