@@ -159,7 +159,6 @@ static void handles(void)
     HANDLE_CALL(tcpx_endpoint, queue, tcpx_endpoint_key(handle, text, sizeof text, NULL));
     HANDLE_CALL(tcpx_endpoint, queue, tcpx_endpoint_accept(handle, 0, &connection));
     HANDLE_CALL(tcpx_endpoint, queue, tcpx_endpoint_connect(handle, "127.0.0.1:1", &connection));
-    HANDLE_CALL(tcpx_endpoint, queue, tcpx_endpoint_refusals(handle, NULL, NULL, 0, NULL));
     HANDLE_CALL(tcpx_endpoint, queue, tcpx_endpoint_close(handle));
     HANDLE_CALL(tcpx_connection, pair.source,
                 tcpx_connection_peer(handle, text, sizeof text, NULL));
@@ -167,8 +166,6 @@ static void handles(void)
                 tcpx_connection_client(handle, text, sizeof text, NULL));
     HANDLE_CALL(tcpx_connection, pair.source,
                 tcpx_connection_path(handle, text, sizeof text, NULL));
-    HANDLE_CALL(tcpx_connection, pair.source,
-                tcpx_connection_status(handle, text, sizeof text, NULL));
     HANDLE_CALL(tcpx_connection, pair.source, tcpx_connection_statistics(handle, &statistics));
     HANDLE_CALL(tcpx_connection, pair.source, tcpx_connection_progress(handle, &number));
     HANDLE_CALL(tcpx_connection, pair.source, tcpx_connection_progress_descriptor(handle, &number));
@@ -279,8 +276,6 @@ static void where_answers_go(void)
     FAILS(TCPX_ERR_SETTING, "Manual", tcpx_connection_progress_descriptor(pair.client, &number));
     WORKS(tcpx_connection_progress(pair.client, NULL));
     FAILS(TCPX_ERR_ARGUMENT, "done is NULL", tcpx_transfer_test(transfer, NULL, NULL));
-    FAILS(TCPX_ERR_ARGUMENT, "index is NULL", tcpx_transfer_wait_any(&transfer, 1, 0, NULL));
-    FAILS(TCPX_ERR_ARGUMENT, "transfers is NULL", tcpx_transfer_wait_any(NULL, 1, 0, &n));
     FAILS(TCPX_ERR_ARGUMENT, "queue is NULL", tcpx_queue_new(NULL));
     FAILS(TCPX_ERR_ARGUMENT, "descriptor is NULL", tcpx_queue_descriptor(queue, NULL));
     FAILS(TCPX_ERR_ARGUMENT, "count is NULL", tcpx_queue_poll(queue, &entry, 1, 0, NULL));
@@ -296,12 +291,8 @@ static void where_answers_go(void)
     FAILS(TCPX_ERR_ARGUMENT, "do not fit", tcpx_endpoint_address(pair.endpoint, text, 2, &n));
     FAILS(TCPX_ERR_ARGUMENT, "do not fit", tcpx_connection_peer(pair.client, NULL, 100, &n));
     FAILS(TCPX_ERR_ARGUMENT, "do not fit", tcpx_connection_path(pair.client, text, 1, NULL));
-    FAILS(TCPX_ERR_ARGUMENT, "do not fit", tcpx_connection_status(pair.server, text, 1, &n));
     FAILS(TCPX_ERR_ARGUMENT, "do not fit", tcpx_window_key(window, key, 36, &n));
     HOLDS(n == 37 && text[0] == 'x');
-    FAILS(TCPX_ERR_ARGUMENT, "do not fit",
-          tcpx_endpoint_refusals(pair.endpoint, NULL, text, 0, NULL));
-    WORKS(tcpx_endpoint_refusals(pair.endpoint, NULL, NULL, 0, NULL));
 
     WORKS(tcpx_transfer_release(transfer));
     WORKS(tcpx_window_revoke(window, LONG));
@@ -448,13 +439,11 @@ static void memory(void)
 static void transfers(void)
 {
     struct pair pair;
-    tcpx_transfer *transfer, *other, *both[3];
+    tcpx_transfer *transfer, *other;
     tcpx_transfer_options options = {0};
     tcpx_report report;
     uint64_t done, total, placed = 9;
-    size_t index = 9;
     int ended = 9;
-    char text[512];
     pair_open(&pair);
     options.level = 3;
     FAILS(TCPX_ERR_ARGUMENT, "level is 3",
@@ -494,8 +483,6 @@ static void transfers(void)
     HOLDS(ended == 0);
     WORKS(tcpx_transfer_progress(transfer, &done, &total));
     HOLDS(done == 0);
-    WORKS(tcpx_connection_status(pair.server, text, sizeof text, NULL));
-    HOLDS(strstr(text, "tag 2"));
     WORKS(tcpx_transfer_cancel(transfer));
     FAILS(TCPX_ERR_CANCELLED, "cancelled", tcpx_transfer_wait(transfer, LONG, NULL));
     WORKS(tcpx_transfer_cancel(transfer));
@@ -509,24 +496,6 @@ static void transfers(void)
     WORKS(tcpx_transfer_release(transfer));
     WORKS(tcpx_transfer_release(other));
 
-    /* Waiting for one of several. */
-    WORKS(tcpx_receive(pair.server, pair.spare, 0, 8, 10, NULL, &both[0]));
-    both[1] = NULL;
-    WORKS(tcpx_receive(pair.server, pair.spare, 8, 8, 11, NULL, &both[2]));
-    FAILS(TCPX_AGAIN, "none has ended", tcpx_transfer_wait_any(both, 3, SHORT, &index));
-    HOLDS(index == 9);
-    FAILS(TCPX_ERR_ARGUMENT, "every element", tcpx_transfer_wait_any(both, 0, 0, &index));
-    FAILS(TCPX_ERR_ARGUMENT, "every element", tcpx_transfer_wait_any(both + 1, 1, 0, &index));
-    tcpx_transfer *twice[2] = {both[0], both[0]};
-    FAILS(TCPX_ERR_USAGE, "element 1", tcpx_transfer_wait_any(twice, 2, LONG, &index));
-    tcpx_transfer *wrong[2] = {both[0], (tcpx_transfer *)pair.client};
-    FAILS(TCPX_ERR_HANDLE, "element 1", tcpx_transfer_wait_any(wrong, 2, LONG, &index));
-    WORKS(tcpx_send(pair.client, pair.source, 0, 8, 11, NULL, &other));
-    WORKS(tcpx_transfer_wait_any(both, 3, LONG, &index));
-    HOLDS(index == 2);
-    finish(both[2]);
-    finish(other);
-    WORKS(tcpx_transfer_release(both[0]));
     in_order(&pair);
     pair_close(&pair);
 }
@@ -537,7 +506,7 @@ static void queues(void)
     tcpx_queue *queue;
     tcpx_transfer *receive, *send, *late;
     tcpx_completion_entry entries[4];
-    size_t count = 9, index;
+    size_t count = 9;
     int descriptor = -1, round;
     struct pollfd polled = {0};
     pair_open(&pair);
@@ -554,7 +523,6 @@ static void queues(void)
     WORKS(tcpx_receive(pair.server, pair.spare, 0, 4, 1, NULL, &receive));
     WORKS(tcpx_transfer_queue(receive, queue, 77));
     FAILS(TCPX_ERR_USAGE, "reports to a queue", tcpx_transfer_queue(receive, queue, 78));
-    FAILS(TCPX_ERR_USAGE, "reports to a queue", tcpx_transfer_wait_any(&receive, 1, 0, &index));
     /* The handle is given up; the transfer runs on. */
     WORKS(tcpx_receive(pair.server, pair.spare, 8, 8, 2, NULL, &late));
     WORKS(tcpx_transfer_queue(late, queue, 88));
@@ -762,7 +730,6 @@ static void *hammer(void *word)
         unsigned slot = seed >> 8 & (SLOTS - 1);
         tcpx_transfer *transfer = NULL;
         tcpx_region *region = NULL;
-        size_t index;
         int ended;
         switch (seed >> 20 & 7) {
         case 0:
@@ -792,7 +759,7 @@ static void *hammer(void *word)
             break;
         case 6:
             transfer = LOAD(shared_transfers[slot]);
-            (void)tcpx_transfer_wait_any(&transfer, 1, 0, &index);
+            (void)tcpx_transfer_wait(transfer, 0, NULL);
             break;
         default:
             (void)tcpx_region_release(LOAD(shared_regions[slot]));

@@ -717,20 +717,6 @@ int tcpx_endpoint_accept(tcpx_endpoint *endpoint,
                          tcpx_connection **connection);
 
 /**
- * How many were turned away until now, in `*count`: with another key or without one, strangers,
- * lanes that nobody expected. And who was the last one, and why, in one line; "" without one.
- *
- * The caller's part:
- * `count` is NULL or can be written; `buffer` is NULL or has `room` bytes; `needed_bytes` is NULL
- * or can be written.
- */
-int tcpx_endpoint_refusals(tcpx_endpoint *endpoint,
-                           uint64_t *count,
-                           char *buffer,
-                           size_t room,
-                           size_t *needed_bytes);
-
-/**
  * Connects to another endpoint with this one's settings and key; it may accept peers meanwhile.
  * Otherwise as tcpx_connect.
  *
@@ -792,18 +778,6 @@ int tcpx_connection_path(tcpx_connection *connection,
                          char *buffer,
                          size_t room,
                          size_t *needed_bytes);
-
-/**
- * Every live transfer, where it stands and which side must act next: a line each. "" without one.
- * What is needed grows with their number, between two calls too.
- *
- * The caller's part:
- * `buffer` is NULL or has `room` bytes; `needed_bytes` is NULL or can be written.
- */
-int tcpx_connection_status(tcpx_connection *connection,
-                           char *buffer,
-                           size_t room,
-                           size_t *needed_bytes);
 
 /**
  * The connection's counters.
@@ -1043,19 +1017,6 @@ int tcpx_transfer_test(tcpx_transfer *transfer, int *done, struct tcpx_report *r
  * `report` is NULL or can be written.
  */
 int tcpx_transfer_wait(tcpx_transfer *transfer, uint32_t timeout_ms, struct tcpx_report *report);
-
-/**
- * Waits until one of `count` transfers has ended, at most `timeout_ms`, and says in `*index`
- * which; how it ended is for tcpx_transfer_wait. NULLs are passed over, so set a transfer to NULL
- * when you have released it. For hundreds a queue is faster.
- *
- * The caller's part:
- * `transfers` has `count` elements; `index` is NULL or can be written.
- */
-int tcpx_transfer_wait_any(tcpx_transfer *const *transfers,
-                           size_t count,
-                           uint32_t timeout_ms,
-                           size_t *index);
 
 /**
  * Has a queue told of the end of a transfer, under `key`: at once if it has ended. The handle

@@ -100,26 +100,6 @@ pub unsafe extern "C" fn tcpx_connection_path(
     })
 }
 
-/// Every live transfer, where it stands and which side must act next: a line each. "" without one.
-/// What is needed grows with their number, between two calls too.
-///
-/// # Safety
-/// `buffer` is NULL or has `room` bytes; `needed_bytes` is NULL or can be written.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn tcpx_connection_status(
-    connection: *mut tcpx_connection,
-    buffer: *mut c_char,
-    room: usize,
-    needed_bytes: *mut usize,
-) -> c_int {
-    guard("tcpx_connection_status", || {
-        let (_, connection) = handles::connection(connection)?;
-        let status = connection.connection.status().join("\n");
-        // SAFETY: the caller's promise.
-        unsafe { give_text(&status, buffer, room, needed_bytes) }
-    })
-}
-
 /// The connection's counters.
 ///
 /// # Safety

@@ -9,7 +9,7 @@ use tcpx::{Auth, ClientKey, Error, NetworkError};
 use super::connection::enter;
 use super::failure::{again, guard, setting};
 use super::options::connection_options;
-use super::text::{answer, duration, give_text, needed, text};
+use super::text::{duration, give_text, needed, text};
 use super::types::{TCPX_KEY_MAX, tcpx_connection, tcpx_endpoint, tcpx_options};
 use crate::error::Outcome;
 use crate::handles::{self, Object};
@@ -155,36 +155,6 @@ pub unsafe extern "C" fn tcpx_endpoint_accept(
                 Err(error.into())
             }
         }
-    })
-}
-
-/// How many were turned away until now, in `*count`: with another key or without one, strangers,
-/// lanes that nobody expected. And who was the last one, and why, in one line; "" without one.
-///
-/// # Safety
-/// `count` is NULL or can be written; `buffer` is NULL or has `room` bytes; `needed_bytes` is NULL
-/// or can be written.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn tcpx_endpoint_refusals(
-    endpoint: *mut tcpx_endpoint,
-    count: *mut u64,
-    buffer: *mut c_char,
-    room: usize,
-    needed_bytes: *mut usize,
-) -> c_int {
-    guard("tcpx_endpoint_refusals", || {
-        let (_, endpoint) = handles::endpoint(endpoint)?;
-        let refusals = endpoint.endpoint.refusals();
-        let last = refusals
-            .last
-            .map_or_else(String::new, |(peer, why)| format!("{peer}: {why}"));
-        // SAFETY: the caller's promise.
-        unsafe { answer(count, refusals.count) };
-        if buffer.is_null() && needed_bytes.is_null() {
-            return Ok(());
-        }
-        // SAFETY: as above.
-        unsafe { give_text(&last, buffer, room, needed_bytes) }
     })
 }
 

@@ -2,12 +2,11 @@
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tcpx::{After, MemoryKind, Report, Transfer as Started};
 
-use super::codes::TCPX_ERR_MEMORY;
 use super::failure::{again, guard};
 use super::options::TransferOptions;
 use super::region::slice;
@@ -20,36 +19,11 @@ use crate::handles::{self, Object};
 /// A waiting thread makes sure this often that the engine lives.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// A transfer and who is notified of its end: there is one place.
+/// A transfer, and whether its end is reported to a queue.
 #[derive(Debug)]
 pub(crate) struct Transfer {
     started: Started,
-    place: AtomicU8,
-}
-
-/// Nobody.
-const FREE: u8 = 0;
-/// A thread in tcpx_transfer_wait_any.
-const AWAITED: u8 = 1;
-/// A queue.
-const QUEUED: u8 = 2;
-
-impl Transfer {
-    fn occupy(&self, by: u8) -> Outcome<()> {
-        let free = self
-            .place
-            .compare_exchange(FREE, by, Ordering::AcqRel, Ordering::Acquire);
-        match free {
-            Ok(_) => Ok(()),
-            Err(QUEUED) => Err(Failure::usage(
-                "the transfer reports to a queue: poll that, or wait for the transfer alone",
-            )),
-            Err(_) => Err(Failure::usage(
-                "the transfer is waited for by another tcpx_transfer_wait_any, or is given twice: \
-                 one at a time",
-            )),
-        }
-    }
+    queued: AtomicBool,
 }
 
 /// Gives a transfer to C.
@@ -59,7 +33,7 @@ impl Transfer {
 unsafe fn enter(started: Started, transfer: *mut *mut tcpx_transfer) -> Outcome<()> {
     let made = Transfer {
         started,
-        place: AtomicU8::new(FREE),
+        queued: AtomicBool::new(false),
     };
     // SAFETY: the caller's promise.
     unsafe { handles::enter(Object::Transfer(Arc::new(made)), transfer) }
@@ -381,77 +355,6 @@ pub unsafe extern "C" fn tcpx_transfer_wait(
     })
 }
 
-/// Waits until one of `count` transfers has ended, at most `timeout_ms`, and says in `*index`
-/// which; how it ended is for tcpx_transfer_wait. NULLs are passed over, so set a transfer to NULL
-/// when you have released it. For hundreds a queue is faster.
-///
-/// # Safety
-/// `transfers` has `count` elements; `index` is NULL or can be written.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn tcpx_transfer_wait_any(
-    transfers: *const *mut tcpx_transfer,
-    count: usize,
-    timeout_ms: u32,
-    index: *mut usize,
-) -> c_int {
-    guard("tcpx_transfer_wait_any", || {
-        needed("index", index)?;
-        needed("transfers", transfers)?;
-        let mut all = Vec::new();
-        all.try_reserve_exact(count).map_err(|_| {
-            Failure::new(TCPX_ERR_MEMORY, format!("no memory for {count} transfers"))
-        })?;
-        let mut places = Vec::new();
-        for at in 0..count {
-            // SAFETY: `count` elements by the caller's promise.
-            let transfer = unsafe { transfers.add(at).read() };
-            if !transfer.is_null() {
-                let (_, transfer) = handles::transfer(transfer)
-                    .map_err(|failure| failure.about(&format!("element {at}")))?;
-                transfer
-                    .occupy(AWAITED)
-                    .map_err(|failure| failure.about(&format!("element {at}")))?;
-                all.push(Awaited(transfer));
-                places.push(at);
-            }
-        }
-        if all.is_empty() {
-            return Err(Failure::argument(
-                "there is no transfer to wait for: every element is NULL",
-            ));
-        }
-        let until = Instant::now() + duration(timeout_ms);
-        loop {
-            let left = until.saturating_duration_since(Instant::now());
-            if let Some(at) = tcpx::wait_any(&mut all, left.min(LOOK)) {
-                // SAFETY: not NULL, and the caller lets us write there.
-                unsafe { index.write(places[at]) };
-                return Ok(());
-            }
-            if left <= LOOK {
-                return Err(again(
-                    "none has ended in the time given: wait again, or cancel them",
-                ));
-            }
-        }
-    })
-}
-
-/// A transfer whose place a thread has taken.
-struct Awaited(Arc<Transfer>);
-
-impl std::borrow::Borrow<Started> for Awaited {
-    fn borrow(&self) -> &Started {
-        &self.0.started
-    }
-}
-
-impl Drop for Awaited {
-    fn drop(&mut self) {
-        self.0.place.store(FREE, Ordering::Release);
-    }
-}
-
 /// Has a queue told of the end of a transfer, under `key`: at once if it has ended. The handle
 /// stays; released now, the transfer runs on, and only its completion tells how it ended. Once for
 /// each transfer.
@@ -464,7 +367,11 @@ pub extern "C" fn tcpx_transfer_queue(
     guard("tcpx_transfer_queue", || {
         let (_, transfer) = handles::transfer(transfer)?;
         let (_, queue) = handles::queue(queue)?;
-        transfer.occupy(QUEUED)?;
+        if transfer.queued.swap(true, Ordering::AcqRel) {
+            return Err(Failure::usage(
+                "the transfer reports to a queue: poll that, or wait for the transfer alone",
+            ));
+        }
         transfer.started.report_to(&queue, key);
         Ok(())
     })
@@ -511,7 +418,7 @@ pub extern "C" fn tcpx_transfer_release(transfer: *mut tcpx_transfer) -> c_int {
         let (handle, transfer) = handles::transfer(transfer)?;
         handles::take(handle)?;
         // Another thread may be waiting for it, and holds it.
-        if transfer.place.load(Ordering::Acquire) != QUEUED && transfer.started.test().is_none() {
+        if !transfer.queued.load(Ordering::Acquire) && transfer.started.test().is_none() {
             transfer.started.cancel();
         }
         Ok(())
