@@ -31,7 +31,7 @@ pub(crate) struct EnvArgs {
     /// Which variables to print.
     #[arg(value_enum)]
     pub(crate) whose: EnvFor,
-    /// Plugin file for NCCL [default: our own].
+    /// Our plugin file for NCCL [default: the one beside this program].
     #[arg(long, value_name = "PATH")]
     pub(crate) plugin: Option<PathBuf>,
 }

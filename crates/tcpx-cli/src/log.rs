@@ -7,8 +7,8 @@ use tracing_subscriber::filter::Targets;
 use tracing_subscriber::prelude::*;
 
 use crate::error::Error;
+use crate::output::OutputArgs;
 use crate::output::say::is_lively;
-use crate::output::{LogFormat, OutputArgs};
 
 /// The variable that chooses log lines, in the notation of [`Targets`].
 const VARIABLE: &str = "RUST_LOG";
@@ -22,20 +22,14 @@ pub(crate) fn start(flags: &OutputArgs) -> Result<(), Error> {
             format!("write {VARIABLE}=debug, or {VARIABLE}=tcpx_net=debug for a part"),
         )
     })?;
-    let lines = tracing_subscriber::fmt::layer().with_writer(io::stderr);
-    let lines = match flags.log_format {
-        LogFormat::Json => lines.json().flatten_event(true).boxed(),
-        LogFormat::Text => {
-            let is_plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-            // Who looks at each step also wants to know where in the program it is.
-            let shows_target = flags.debug || flags.verbose > 1;
-            lines
-                .with_ansi(is_lively() && !is_plain)
-                .with_target(shows_target)
-                .compact()
-                .boxed()
-        }
-    };
+    let is_plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    // Who looks at each step also wants to know where in the program it is.
+    let shows_target = flags.debug || flags.verbose > 1;
+    let lines = tracing_subscriber::fmt::layer()
+        .with_writer(io::stderr)
+        .with_ansi(is_lively() && !is_plain)
+        .with_target(shows_target)
+        .compact();
     tracing_subscriber::registry()
         .with(lines.with_filter(filter))
         .init();

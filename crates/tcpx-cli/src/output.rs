@@ -7,7 +7,7 @@ pub(crate) mod progress;
 pub(crate) mod say;
 
 use clap::builder::FalseyValueParser;
-use clap::{ArgAction, Args, ValueEnum};
+use clap::{ArgAction, Args};
 use comfy_table::{CellAlignment, LineStyle, Table, TableStyle};
 
 #[derive(Args, Clone, Debug)]
@@ -26,25 +26,6 @@ pub(crate) struct OutputArgs {
     /// Show each chunk, each step and other details of a fault.
     #[arg(long, global = true, env = "UCCL_TCPX_DEBUG", value_parser = FalseyValueParser::new())]
     pub(crate) debug: bool,
-    /// Form of the log on standard error: lines with the time, or a JSON object for each.
-    #[arg(
-        long,
-        global = true,
-        value_name = "FORMAT",
-        value_enum,
-        env = "TCPX_LOG_FORMAT",
-        hide_possible_values = true,
-        default_value = "text"
-    )]
-    pub(crate) log_format: LogFormat,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum LogFormat {
-    /// Lines for people, with the time.
-    Text,
-    /// A JSON object a line.
-    Json,
 }
 
 /// A line under the header and nothing else.

@@ -12,9 +12,9 @@ use std::path::PathBuf;
 use clap::Args;
 use nccl_net::AbiVersion;
 use serde::Serialize;
-use serde_json::json;
+use serde_json::{Value, json};
 
-use self::events::{Device, Event, InUse};
+use self::events::{Event, InUse};
 use self::watch::Watched;
 use crate::error::Error;
 use crate::host::{Host, RealHost};
@@ -55,7 +55,7 @@ struct Report<'a> {
     tables: Vec<Table<'a>>,
     variables: &'a [Setting],
     in_use: Option<InUse>,
-    devices: Vec<Device>,
+    devices: Vec<Value>,
     log: Vec<String>,
 }
 
@@ -164,14 +164,20 @@ impl<'a> Report<'a> {
         ];
         let mut list = table(&header, &[0, 2, 5]);
         for (index, device) in self.devices.iter().enumerate() {
-            let pci = device.pci_path.as_deref().unwrap_or("-");
+            let text = |name: &str| device[name].as_str().unwrap_or("-");
+            let memory = device["memory"].as_array().into_iter().flatten();
+            let memory: Vec<&str> = memory.filter_map(Value::as_str).collect();
+            let pci = text("pci_path");
             list.add_row([
                 index.to_string(),
-                one_line(&device.name),
-                format!("{}", f64::from(device.speed_mbps) / 1000.0),
-                device.memory.join(", "),
-                device.offload.clone(),
-                device.max_comms.to_string(),
+                one_line(text("name")),
+                format!(
+                    "{}",
+                    device["speed_mbps"].as_f64().unwrap_or_default() / 1000.0
+                ),
+                memory.join(", "),
+                text("offload").to_owned(),
+                device["max_comms"].to_string(),
                 one_line(pci.rsplit('/').next().unwrap_or(pci)),
             ]);
         }

@@ -1,4 +1,4 @@
-//! What makes NCCL use a plugin file as its network.
+//! What makes NCCL use our plugin as its network.
 
 use std::net::IpAddr;
 use std::os::unix::ffi::OsStrExt;
@@ -9,21 +9,24 @@ use tcpx_net::interfaces::{Interface, InterfaceKind};
 use crate::error::Error;
 use crate::host::{Host, default_route, is_for_others};
 use crate::plugin_file::contents::{Contents, PluginKind};
-use crate::vendor_environment::{
-    Origin, Setting, Wanted, choose_interfaces, filter_for, for_google,
-};
+use crate::vendor_environment::{Origin, Setting, Wanted, choose_interfaces, filter_for};
 
 const PLUGIN: &str = "NCCL_NET_PLUGIN";
 const NETWORK: &str = "NCCL_NET";
 const KEEP: &str = "NCCL_NET_PLUGIN_REF_COUNT";
 const INTERFACES: &str = "NCCL_SOCKET_IFNAME";
-const PROTOCOL: &str = "NCCL_PROTO";
 /// Longest name in the list of plugins that NCCL takes, in bytes.
 const MOST_PLUGIN_BYTES: usize = 254;
 
 /// The variables for NCCL with the plugin at `path`.
 pub(super) fn settings(host: &dyn Host, path: &Path) -> Result<Vec<Setting>, Error> {
     let contents = host.contents(path).map_err(Error::PluginContents)?;
+    if contents.kind != PluginKind::Ours {
+        return Err(Error::usage(
+            format!("{} is {}", path.display(), contents.kind),
+            "give --plugin a file of ours, or leave it out; `tcpx env tcpx` has the variables of Google's",
+        ));
+    }
     Ok(for_contents(host, path, &contents))
 }
 
@@ -37,7 +40,12 @@ fn for_contents(host: &dyn Host, path: &Path, contents: &Contents) -> Vec<Settin
     );
     plugin.trouble = unusable(path);
     let mut all = vec![plugin];
-    if let Some(name) = common_name(contents) {
+    // The tables of our own file share one name.
+    if let Some(name) = contents
+        .tables
+        .first()
+        .and_then(|table| table.name.as_deref())
+    {
         all.push(ours(
             host,
             NETWORK,
@@ -53,20 +61,6 @@ fn for_contents(host: &dyn Host, path: &Path, contents: &Contents) -> Vec<Settin
         effect: "1: NCCL keeps the plugin loaded when its last communicator ends",
         why: "NCCL 2.28 unloads the plugin with its last communicator, and has to load and start it again for the next".into(),
     }.decide(host));
-    if contents.kind == PluginKind::Google {
-        all.extend(
-            Wanted {
-                name: PROTOCOL,
-                value: Some("Simple".into()),
-                origin: Origin::Fixed,
-                effect: "NCCL's way of moving data inside a collective",
-                why: "only Simple unpacks what this plugin receives".into(),
-            }
-            .decide(host),
-        );
-        all.extend(for_google(host));
-        return all;
-    }
     let (value, why) = interfaces(host);
     if !value.is_empty() {
         all.extend(Wanted {
@@ -141,17 +135,6 @@ fn usable<'a>(
     all.iter()
         .filter(|one| one.up && kinds.contains(&one.kind) && one.addresses.iter().any(has))
         .collect()
-}
-
-/// The name that all tables share: NCCL may take any of them.
-fn common_name(contents: &Contents) -> Option<&str> {
-    let first = contents.tables.first()?.name.as_deref()?;
-    let same = |name: &Option<String>| name.as_deref() == Some(first);
-    contents
-        .tables
-        .iter()
-        .all(|table| same(&table.name))
-        .then_some(first)
 }
 
 /// A variable that this command is asked to set, whatever it is now.
@@ -260,28 +243,5 @@ mod tests {
         assert!(trouble("/opt/a,b/x.so").is_some_and(|words| words.contains("comma")));
         assert_eq!(trouble(&"x".repeat(254)), None);
         assert!(trouble(&"x".repeat(255)).is_some_and(|words| words.contains("has 255")));
-    }
-
-    #[test]
-    fn tables_of_several_names_are_not_chosen_by_name() {
-        let names = values(
-            &FakeHost::default(),
-            &contents(PluginKind::Other, &["A", "B"]),
-        );
-        assert!(names.iter().all(|(name, _)| *name != NETWORK), "{names:?}");
-    }
-
-    #[test]
-    fn google_s_plugin_brings_its_own_variables() {
-        let names = values(
-            &FakeHost::a3(),
-            &contents(PluginKind::Google, &["GPUDirectTCPX_v7"]),
-        );
-        assert!(names.contains(&(PROTOCOL, "Simple".to_owned())));
-        assert!(
-            names
-                .iter()
-                .any(|(name, _)| *name == "NCCL_DYNAMIC_CHUNK_SIZE")
-        );
     }
 }

@@ -2,6 +2,7 @@
 
 use nccl_net::{DeviceOffload, HostError, LoadError, Properties};
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 use crate::error::Error;
 
@@ -13,8 +14,8 @@ pub(crate) enum Event {
     Doing { step: String },
     /// The table in use.
     Loaded(InUse),
-    /// Every device.
-    Devices(Vec<Device>),
+    /// Every device, as `docs/plugin-check.md` describes it.
+    Devices(Vec<Value>),
     /// The end, in failure.
     Failed { what: String, hint: String },
     /// The end, in success.
@@ -28,35 +29,6 @@ pub(crate) struct InUse {
     pub(crate) name: String,
     /// Functions that are null after `init`; `None` before it.
     pub(crate) missing_functions: Option<Vec<String>>,
-}
-
-/// A device of the plugin.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Device {
-    pub(crate) name: String,
-    /// Speed in 10^6 bits a second.
-    pub(crate) speed_mbps: i32,
-    /// Kinds of memory that it takes.
-    pub(crate) memory: Vec<String>,
-    /// What the receiver's device has to do.
-    pub(crate) offload: String,
-    pub(crate) pci_path: Option<String>,
-    pub(crate) guid: u64,
-    pub(crate) port: i32,
-    /// `None`: the plugin reports no number.
-    pub(crate) latency_us: Option<f32>,
-    pub(crate) max_comms: i32,
-    pub(crate) max_recvs: i32,
-    pub(crate) max_p2p_bytes: Option<usize>,
-    // `None`: the table's version has no such property.
-    pub(crate) max_coll_bytes: Option<usize>,
-    pub(crate) max_multi_request_size: Option<i32>,
-    pub(crate) reg_is_global: Option<bool>,
-    pub(crate) force_flush: Option<bool>,
-    /// Physical devices behind this one.
-    pub(crate) virtual_devices: Option<Vec<i32>>,
-    pub(crate) rail_id: Option<i16>,
-    pub(crate) plane_id: Option<i16>,
 }
 
 impl From<Error> for Event {
@@ -102,45 +74,41 @@ impl InUse {
     }
 }
 
-impl Device {
-    pub(crate) fn new(properties: &Properties) -> Self {
-        let pointers = properties.pointer_support;
-        let kinds = [
-            (pointers.host(), "host"),
-            (pointers.cuda(), "CUDA"),
-            (pointers.dma_buf(), "dma-buf"),
-        ];
-        Self {
-            name: properties.name.clone(),
-            speed_mbps: properties.speed_mbps,
-            memory: kinds
-                .into_iter()
-                .filter(|(taken, _)| *taken)
-                .map(|(_, kind)| kind.to_owned())
-                .collect(),
-            offload: match properties.offload {
-                DeviceOffload::None => "none".to_owned(),
-                DeviceOffload::Unpack { version } => format!("unpack v{version}"),
-                DeviceOffload::Other { kind, version } => {
-                    format!("unknown kind {kind} v{version}")
-                }
-            },
-            pci_path: properties.pci_path.clone(),
-            guid: properties.guid,
-            port: properties.port,
-            latency_us: Some(properties.latency_us).filter(|latency| latency.is_finite()),
-            max_comms: properties.max_comms,
-            max_recvs: properties.max_recvs,
-            max_p2p_bytes: properties.max_p2p_bytes,
-            max_coll_bytes: properties.max_coll_bytes,
-            max_multi_request_size: properties.max_multi_request_size,
-            reg_is_global: properties.reg_is_global,
-            force_flush: properties.force_flush,
-            virtual_devices: properties.virtual_devices.clone(),
-            rail_id: properties.rail_id,
-            plane_id: properties.plane_id,
-        }
-    }
+/// A device of the plugin: null where the table's version has no such property.
+pub(super) fn device(properties: &Properties) -> Value {
+    let pointers = properties.pointer_support;
+    let mut memory = vec![
+        (pointers.host(), "host"),
+        (pointers.cuda(), "CUDA"),
+        (pointers.dma_buf(), "dma-buf"),
+    ];
+    memory.retain(|(taken, _)| *taken);
+    let memory: Vec<&str> = memory.into_iter().map(|(_, kind)| kind).collect();
+    json!({
+        "name": properties.name,
+        "speed_mbps": properties.speed_mbps,
+        "memory": memory,
+        "offload": match properties.offload {
+            DeviceOffload::None => "none".to_owned(),
+            DeviceOffload::Unpack { version } => format!("unpack v{version}"),
+            DeviceOffload::Other { kind, version } => format!("unknown kind {kind} v{version}"),
+        },
+        "pci_path": properties.pci_path,
+        "guid": properties.guid,
+        "port": properties.port,
+        // What is no number becomes null.
+        "latency_us": properties.latency_us,
+        "max_comms": properties.max_comms,
+        "max_recvs": properties.max_recvs,
+        "max_p2p_bytes": properties.max_p2p_bytes,
+        "max_coll_bytes": properties.max_coll_bytes,
+        "max_multi_request_size": properties.max_multi_request_size,
+        "reg_is_global": properties.reg_is_global,
+        "force_flush": properties.force_flush,
+        "virtual_devices": properties.virtual_devices,
+        "rail_id": properties.rail_id,
+        "plane_id": properties.plane_id,
+    })
 }
 
 #[cfg(test)]
@@ -150,12 +118,12 @@ mod tests {
     #[test]
     fn an_event_survives_its_line_whatever_the_plugin_reports() {
         for (latency_us, told) in [(f32::NAN, None), (f32::INFINITY, None), (1.5, Some(1.5))] {
-            let device = Device::new(&Properties {
+            let device = device(&Properties {
                 name: "eth0\n\u{1b}[2J".into(),
                 latency_us,
                 ..Properties::default()
             });
-            assert_eq!(device.latency_us, told);
+            assert_eq!(device["latency_us"].as_f64(), told);
             let event = Event::Devices(vec![device]);
             let line = serde_json::to_string(&event).expect("JSON");
             assert!(!line.contains('\n'));

@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 use nccl_net::{LoadOptions, Plugin};
 
-use super::events::{Device, Event, InUse, of_host, of_load};
+use super::events::{Event, InUse, device, of_host, of_load};
 use crate::error::Error;
 use crate::plugin_check::PluginPartArgs;
 
@@ -62,9 +62,7 @@ fn start(args: &PluginPartArgs) -> Result<(), Error> {
         .map(|device| plugin.properties(device))
         .collect::<Result<Vec<_>, _>>()
         .map_err(of_host)?;
-    report_event(&Event::Devices(
-        properties.iter().map(Device::new).collect(),
-    ));
+    report_event(&Event::Devices(properties.iter().map(device).collect()));
     match count {
         0 => Err(Error::failed(
             "the plugin has no devices",

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use tcpx_tests::plugin_file;
+
 use crate::support::{Ended, Server, ask, run, tcpx};
 
 /// The variables that a process was started with.
@@ -78,7 +80,7 @@ fn a_shell_that_takes_the_variables_sees_that_there_are_none() {
     for (arguments, complaint) in [
         (format!("env nccl --plugin {missing}"), missing),
         ("env nccl --interfaces eth0".into(), "--interfaces"),
-        ("--log-format text env nccls".into(), "nccls"),
+        ("-v env nccls".into(), "nccls"),
         ("env".into(), "Usage"),
     ] {
         let ended = takes(&arguments);
@@ -114,7 +116,8 @@ fn lines_for_googles_plugin_are_taken_by_a_shell() {
 
 #[test]
 fn the_lines_for_nccl_name_the_file_and_keep_it_loaded() {
-    let ended = ask(&["env", "nccl", "--plugin", double(), "--json"]);
+    let ours = plugin_file::path().to_str().expect("text");
+    let ended = ask(&["env", "nccl", "--plugin", ours, "--json"]);
     ended.assert_code(0);
     let settings = variables(&ended);
     let value = |name: &str| {
@@ -123,8 +126,10 @@ fn the_lines_for_nccl_name_the_file_and_keep_it_loaded() {
     };
     let path = value("NCCL_NET_PLUGIN").expect("a path");
     assert!(Path::new(path).is_absolute() && Path::new(path).is_file());
-    assert_eq!(value("NCCL_NET"), Some("GPUDirectTCPX_v7"));
+    assert_eq!(value("NCCL_NET"), Some("TCPX"));
     assert_eq!(value("NCCL_NET_PLUGIN_REF_COUNT"), Some("1"));
     let bad = ask(&["env", "nccl", "--plugin", "/proc/self/exe"]);
     bad.assert_code(1).assert_complains("hint: ");
+    let other = ask(&["env", "nccl", "--plugin", double()]);
+    other.assert_code(2).assert_complains("`tcpx env tcpx`");
 }

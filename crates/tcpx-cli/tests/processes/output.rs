@@ -104,9 +104,9 @@ fn errors_are_in_the_object_too() {
 }
 
 #[test]
-fn log_lines_have_a_time_and_a_form() {
+fn log_lines_have_a_time() {
     let server = Server::start(tcpx(&["connection", "server", "-v"]));
-    let client = server.client(&["connection"], &["-v", "--log-format", "json"]);
+    let client = server.client(&["connection"], &[]);
     let (server, client) = server.finish(client);
     let line = |ended: &Ended| {
         let mut lines = ended.stderr.lines();
@@ -115,19 +115,11 @@ fn log_lines_have_a_time_and_a_form() {
             .map(str::to_owned)
             .unwrap_or_else(|| panic!("{}", ended.stderr))
     };
+    client.assert_code(0);
     let text = line(server.assert_code(0));
     let time = text.split_whitespace().next().expect("a word");
     assert!(time.contains('T') && time.ends_with('Z'), "{text}");
     assert!(text.contains("INFO") && !text.contains('\u{1b}'), "{text}");
-    let object: Value = serde_json::from_str(&line(client.assert_code(0))).expect("an object");
-    assert_eq!(
-        (&object["level"], &object["message"]),
-        (&"INFO".into(), &"connected".into())
-    );
-    assert!(
-        object["timestamp"].is_string() && object["peer"].is_string(),
-        "{object}"
-    );
 }
 
 #[test]
