@@ -499,6 +499,41 @@ fn what_waits_behind_others_does_not_stall() {
     }
 }
 
+/// Transfers take turns on one lane, so that each waits for all the others between its chunks, much
+/// longer than its limit.
+#[test]
+fn what_waits_for_its_next_turn_does_not_stall() {
+    const BYTES: u64 = 3 * 4096;
+    const PUTS: u64 = 20;
+    let mut config = small_chunks(1);
+    (config.ours.send_window, config.ours.receive_window) = (2, 2);
+    (config.addressed, config.bounds.turn_bytes) = (true, 4096);
+    config.hold_until_placed = true;
+    let mut pair = Pair::new(config, 1);
+    pair.fault_plan.data = Some(400_000);
+    let window = (pair.sides[1].session).expose(secret(7), PUTS * BYTES, Rights::GetAndPut);
+    let start = pair.now;
+    let puts: Vec<_> = (0..PUTS)
+        .map(|number| {
+            let request = put(BYTES, Level::Placed, place(window, number * BYTES));
+            let deadlines = stall(1);
+            pair.send(
+                0,
+                SendRequest {
+                    deadlines,
+                    ..request
+                },
+            )
+        })
+        .collect();
+    pair.settle(SECOND * 60);
+    assert!(pair.now.saturating_since(start) > SECOND * 3);
+    for put in puts {
+        pair.success(0, put);
+    }
+    pair.assert_clean();
+}
+
 /// Who began an operation says how long it may take; the limits of the side that serves it are for
 /// its own.
 #[test]
