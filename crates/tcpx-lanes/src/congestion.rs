@@ -92,7 +92,7 @@ fn is_own(address: SocketAddr) -> bool {
 }
 
 /// Whether it goes on pacing what was sent under it.
-pub fn paces(name: &str) -> bool {
+fn paces(name: &str) -> bool {
     name.starts_with("bbr")
 }
 

@@ -51,7 +51,7 @@ use descriptors::{Descriptors, Woken};
 pub(crate) const PROGRESS_LEASE: Duration = Duration::from_millis(1);
 /// Pause of a thread that waits under manual progress, where another one has the token, or no one
 /// descriptor tells of all that it waits for.
-pub(crate) const MANUAL_PAUSE: Duration = Duration::from_micros(50);
+const MANUAL_PAUSE: Duration = Duration::from_micros(50);
 /// Sleeps in a row that ended without anything to do: something is ready that nobody can take.
 const VAIN_SLEEPS: u32 = 3;
 /// Looks at the socket alone, before everything is looked at again.

@@ -71,7 +71,7 @@ pub use tcpx_wire::session::{Deadlines, Delivered};
 pub use tcpx_wire::{
     ClientKey, Key, KeyError, KeyName, KeyNameError, Level, Rights, Role, WindowKey, WindowKeyError,
 };
-pub use transfer::{Transfer, wait_any};
+pub use transfer::Transfer;
 pub use window::Window;
 
 /// Transfers that have not started yet, as [`Connection`] makes them.

@@ -1,13 +1,11 @@
 //! The handle of an operation.
 
-use std::borrow::Borrow;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::task::{Context, Poll, Wake, Waker};
-use std::thread::Thread;
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use tcpx_lanes::lock;
@@ -16,17 +14,17 @@ use tcpx_wire::session::OperationId;
 use crate::completion_queue::{Completion, CompletionQueue};
 use crate::connection::Handle;
 use crate::core::Notice;
-use crate::drive::{EngineWatch, MANUAL_PAUSE};
+use crate::drive::EngineWatch;
 use crate::error::Error;
 use crate::report::{Progress, Report};
 use crate::wait::{LIVENESS_CHECK, deadline};
 
 /// A running send, receive, put, get, or batch.
 ///
-/// Its end can be waited for in four ways: [`wait`](Self::wait) and
-/// [`wait_timeout`](Self::wait_timeout) for this one, [`wait_any`] for the first of several, a
-/// [`CompletionQueue`] for many, and as a [`Future`] in any runtime. The first two have the
-/// shortest latency, because the waiting thread drives the connection by itself.
+/// Its end can be waited for in three ways: [`wait`](Self::wait) and
+/// [`wait_timeout`](Self::wait_timeout) for this one, a [`CompletionQueue`] for several, and as a
+/// [`Future`] in any runtime. The first has the shortest latency, because the waiting thread drives
+/// the connection by itself.
 ///
 /// As a future it needs no runtime of its own and never blocks; its output is that of `wait`. It
 /// has one place for a waker, that of the last poll. If the engine hangs inside the network's
@@ -300,11 +298,6 @@ impl TransferState {
         let slept = self.ended.wait_timeout_while(inner, limit, runs);
         slept.unwrap_or_else(PoisonError::into_inner).0.sleeping -= 1;
     }
-
-    fn forget_waker(&self) {
-        let forgotten = lock(&self.inner).notify.take();
-        drop(forgotten);
-    }
 }
 
 impl Transfer {
@@ -378,8 +371,7 @@ impl Transfer {
     }
 
     /// As [`queue`](Self::queue), for a handle that is kept: it can still be cancelled and waited
-    /// for, and dropping it no longer cancels. Do not poll it as a future, nor pass it to
-    /// [`wait_any`]: that takes the queue's place.
+    /// for, and dropping it no longer cancels. Do not poll it as a future: that takes the queue's place.
     pub fn report_to(&self, queue: &CompletionQueue, key: u64) {
         let watch = self.connection.0.watch();
         let mut inner = lock(&self.state.inner);
@@ -435,86 +427,6 @@ impl Future for Transfer {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         self.poll_outcome(context)
-    }
-}
-
-/// Waits until one of `transfers` has ended, at most `timeout`; the index of the first that has, or
-/// `None`. Its outcome is there at once: `transfers.swap_remove(index).wait()`. The transfers may
-/// be those of different connections; the wait is shortest where they are of one. `T` is
-/// [`Transfer`], or what leads to one, such as an `Arc`; a transfer takes part in one wait at a
-/// time.
-///
-/// It takes each transfer's place for a waker: poll what was polled as a future once more
-/// afterwards. Finding the first costs a look at each, so prefer a [`CompletionQueue`] for
-/// hundreds.
-///
-/// ```
-/// # use std::time::Duration;
-/// # use tcpx::{Auth, Endpoint, Options, Region};
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let key = tcpx::generate_key()?;
-/// # let server = Endpoint::listen("127.0.0.1:0".parse()?, Options::tcp(Auth::Key(key.clone())))?;
-/// # let address = server.local_addr();
-/// # let client = std::thread::spawn(move || Endpoint::connect(address, &Options::tcp(Auth::Key(key))));
-/// # let receiver = server.accept(Duration::from_secs(10))?;
-/// # let sender = client.join().expect("the client does not panic")?;
-/// # let (source, first, second) = (Region::host(64)?, Region::host(64)?, Region::host(64)?);
-/// let mut transfers = vec![
-///     receiver.receive(first.all(), 1).start()?,
-///     receiver.receive(second.all(), 2).start()?,
-/// ];
-/// sender.send(source.all(), 2).start()?.wait()?;
-/// let index = tcpx::wait_any(&mut transfers, Duration::from_secs(10)).ok_or("nothing came")?;
-/// assert_eq!(index, 1);
-/// transfers.swap_remove(index).wait()?;
-/// # Ok(())
-/// # }
-/// ```
-pub fn wait_any<T: Borrow<Transfer>>(transfers: &mut [T], timeout: Duration) -> Option<usize> {
-    let all = || transfers.iter().map(|one| -> &Transfer { one.borrow() });
-    let ended = || all().position(|one| one.state.has_ended());
-    let first = all().next()?;
-    if let Some(index) = ended() {
-        return Some(index);
-    }
-    let limit = deadline(Instant::now(), timeout);
-    let shared = &first.connection.0;
-    let one = |other: &Transfer| Arc::ptr_eq(&other.connection.0, shared);
-    if all().all(one) && shared.drive(|| ended().is_some(), limit) {
-        return ended();
-    }
-    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-    let pending = |one: &Transfer| {
-        let watch = || one.connection.0.watch();
-        one.state.wake_at_end(&waker, watch)
-    };
-    let left = || limit.checked_duration_since(Instant::now());
-    if all().all(pending) {
-        while ended().is_none()
-            && let Some(left) = left()
-        {
-            let by_hand = all().filter(|one| one.connection.0.progress_if_manual());
-            let pause = match by_hand.count() {
-                0 => left,
-                _ => left.min(MANUAL_PAUSE),
-            };
-            if ended().is_none() {
-                std::thread::park_timeout(pause);
-            }
-        }
-    }
-    for one in all() {
-        one.state.forget_waker();
-    }
-    ended()
-}
-
-/// Wakes a thread that sleeps in [`wait_any`].
-struct Unpark(Thread);
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tcpx::{
     Auth, Completion, CompletionQueue, Connection, Endpoint, Error, ErrorKind, Key, Options,
-    Region, Transfer, wait_any,
+    Region, Transfer,
 };
 
 /// Far more than anything here takes, also on a busy machine.
@@ -217,14 +217,6 @@ fn a_kept_handle_can_be_cancelled_and_its_end_does_not_cancel() {
 }
 
 #[test]
-fn wait_any_takes_what_leads_to_transfers() {
-    let (server, client) = pair();
-    let mut shared = [receive(&server, 8, 1), receive(&server, 8, 2)].map(Arc::new);
-    send(&client, 8, 2).wait().expect("placed");
-    assert_eq!(wait_any(&mut shared, LONG), Some(1));
-}
-
-#[test]
 fn a_waker_that_panics_ends_nothing() {
     let (server, client) = pair();
     let mut received = receive(&server, 8, 1);
@@ -237,32 +229,14 @@ fn a_waker_that_panics_ends_nothing() {
 }
 
 #[test]
-fn wait_any_names_the_first_of_one_or_more_connections() {
-    let (server, client) = pair();
-    let (other_server, other_client) = pair();
-    assert_eq!(wait_any::<Transfer>(&mut [], LONG), None);
-    for mixed in [false, true] {
-        let beside = if mixed { &other_server } else { &server };
-        let mut transfers = vec![receive(&server, 8, 1), receive(beside, 8, 2)];
-        assert_eq!(wait_any(&mut transfers, Duration::from_millis(5)), None);
-        assert_eq!(wait_any(&mut transfers, Duration::ZERO), None);
-        let from = if mixed { &other_client } else { &client };
-        let sent = send(from, 8, 2);
-        assert_eq!(wait_any(&mut transfers, LONG), Some(1));
-        transfers.swap_remove(1).wait().expect("it has arrived");
-        sent.wait().expect("placed");
-        let sent = send(&client, 8, 1);
-        assert_eq!(wait_any(&mut transfers, LONG), Some(0));
-        sent.wait().expect("placed");
-    }
-}
-
-#[test]
 fn a_wait_may_be_as_long_as_time_can_say() {
     let (server, client) = pair();
-    let mut received = [receive(&server, 8, 1)];
+    let received = receive(&server, 8, 1);
     let sent = send(&client, 8, 1);
-    assert_eq!(wait_any(&mut received, Duration::MAX), Some(0));
+    received
+        .wait_timeout(Duration::MAX)
+        .expect("ended")
+        .expect("it has arrived");
     sent.wait_timeout(Duration::MAX)
         .expect("ended")
         .expect("placed");
