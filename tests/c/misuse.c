@@ -163,8 +163,6 @@ static void handles(void)
     HANDLE_CALL(tcpx_connection, pair.source,
                 tcpx_connection_peer(handle, text, sizeof text, NULL));
     HANDLE_CALL(tcpx_connection, pair.source,
-                tcpx_connection_client(handle, text, sizeof text, NULL));
-    HANDLE_CALL(tcpx_connection, pair.source,
                 tcpx_connection_path(handle, text, sizeof text, NULL));
     HANDLE_CALL(tcpx_connection, pair.source, tcpx_connection_statistics(handle, &statistics));
     HANDLE_CALL(tcpx_connection, pair.source, tcpx_connection_progress(handle, &number));

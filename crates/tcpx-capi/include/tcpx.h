@@ -408,9 +408,7 @@ typedef struct tcpx_options {
      */
     int local;
     /**
-     * In place of `key`: a file that holds it. For an endpoint also a folder with a key for each
-     * client, as `tcpx key FOLDER NAME` makes it; tcpx_connection_client names who came. NULL:
-     * none.
+     * In place of `key`: a file that holds it. NULL: none.
      */
     const char *key_file;
     /**
@@ -755,18 +753,6 @@ int tcpx_connection_peer(tcpx_connection *connection,
                          char *buffer,
                          size_t room,
                          size_t *needed_bytes);
-
-/**
- * The name of the key with which the client proved itself, at an endpoint with a folder of keys
- * (tcpx_options.key_file); "server" for the endpoint's own. "" elsewhere.
- *
- * The caller's part:
- * `buffer` is NULL or has `room` bytes; `needed_bytes` is NULL or can be written.
- */
-int tcpx_connection_client(tcpx_connection *connection,
-                           char *buffer,
-                           size_t room,
-                           size_t *needed_bytes);
 
 /**
  * Which path the bytes take, and why, in one line for a person.

@@ -58,7 +58,7 @@ pub(crate) fn of(error: &Error) -> Advice {
             "leave that key out and the server makes one, or name the server's own with --key-file (`tcpx key FILE` makes it)".into()
         }
         // A file that can be read says itself what to do about it.
-        Error::Key(KeyError::Ring(error)) if error.to_string().contains("; ") => {
+        Error::Key(KeyError::File(error)) if error.to_string().contains("; ") => {
             split(&error.to_string()).1.to_owned().into()
         }
         Error::Key(KeyError::Write { .. }) => {
@@ -315,7 +315,6 @@ mod tests {
             peer,
             operation: "connecting the plugin's comms",
         };
-        let peer = peer.into();
         let stuck = tcpx::Error::EngineStuck {
             peer,
             stuck: Duration::from_secs(9),

@@ -114,7 +114,7 @@ pub(crate) enum Command {
     Status(status::StatusArgs),
     /// Make a server's key file, and print the key for its clients.
     #[command(
-        after_help = "Examples:\n  tcpx key server.key\n  tcpx receive --key-file server.key --out DIR --keep\n\nA key for each client:\n  tcpx key keys alice; tcpx key keys bob\n  tcpx receive --key-file keys --out DIR --keep\n  rm keys/bob.key"
+        after_help = "Examples:\n  tcpx key server.key\n  tcpx receive --key-file server.key --out DIR --keep"
     )]
     Key(key::KeyArgs),
     /// Print the variables that a plugin or NCCL needs on this host, as lines for a shell.

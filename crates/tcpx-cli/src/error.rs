@@ -201,7 +201,7 @@ impl Error {
             Self::At { source, .. } => source.what(),
             Self::Engine(_)
             | Self::Memory { .. }
-            | Self::Key(KeyError::Ring(_))
+            | Self::Key(KeyError::File(_))
             | Self::Plugin(PluginFileError::BuildId(_)) => split(&text).0.to_owned(),
             _ => text,
         }

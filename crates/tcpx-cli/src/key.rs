@@ -1,13 +1,13 @@
 //! The key of a session: from a file, a variable or a prompt; never from the arguments, which every
 //! user of the host can read.
 
-use std::fs::{DirBuilder, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::{self, IsTerminal, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use tcpx::{Auth, Key, KeyName, KeyRing, KeyRingError};
+use tcpx::{Auth, Key, KeyFileError};
 use zeroize::Zeroizing;
 
 use crate::advice::split;
@@ -16,15 +16,11 @@ use crate::error::Error;
 use crate::output::json::Told;
 use crate::output::say::{aside, say};
 
-/// Make a server's key, or keys of its clients.
+/// Make a server's key.
 #[derive(Args, Debug)]
 pub(crate) struct KeyArgs {
-    /// The server's key file, for --key-file; with NAME a folder of keys. It is made unless it is
-    /// there, readable by its owner alone. A folder without NAME is listed.
+    /// The key file, for --key-file. It is made unless it is there, readable by its owner alone.
     pub(crate) file: PathBuf,
-    /// A client that gets a key of its own, FILE/NAME.key; to remove that file shuts the client
-    /// out.
-    pub(crate) name: Option<KeyName>,
 }
 
 /// The variable that holds the key.
@@ -48,7 +44,7 @@ pub(crate) enum KeyError {
     #[error("the key file {} cannot be written: {source}", .path.display())]
     Write { path: PathBuf, source: io::Error },
     #[error(transparent)]
-    Ring(#[from] KeyRingError),
+    File(#[from] KeyFileError),
 }
 
 /// Where a key came from: whether it may be printed again depends on it.
@@ -60,8 +56,6 @@ pub(crate) enum KeyOrigin {
     Variable,
     /// The file of `--key-file`.
     File(PathBuf),
-    /// The folder of `--key-file`: its files.
-    Folder(Vec<PathBuf>),
     /// Typed at the prompt.
     Typed,
     /// `--insecure`: there is none.
@@ -95,7 +89,7 @@ impl KeySources {
             Ok(Some(found)) => found,
             Ok(None) => (Auth::Key(fresh()?), KeyOrigin::Fresh),
             // From now on it holds this server's key.
-            Err(KeyError::Ring(KeyRingError::File { file, source }))
+            Err(KeyError::File(KeyFileError::File { file, source }))
                 if source.kind() == io::ErrorKind::NotFound
                     && self.file.as_ref() == Some(&file) =>
             {
@@ -138,12 +132,7 @@ impl KeySources {
             return Ok(Some((Auth::Insecure, KeyOrigin::None)));
         }
         if let Some(path) = &self.file {
-            let auth = Auth::of_file(path)?;
-            let origin = match &auth {
-                Auth::Ring(ring) => KeyOrigin::Folder(files_of(path, ring)),
-                _ => KeyOrigin::File(path.clone()),
-            };
-            return Ok(Some((auth, origin)));
+            return Ok(Some((Auth::of_file(path)?, KeyOrigin::File(path.clone()))));
         }
         match self.variable.as_ref().map(|text| text.trim()) {
             None | Some("") => Ok(None),
@@ -185,31 +174,6 @@ fn parse(text: &str, from: &str) -> Result<Auth, KeyError> {
     })
 }
 
-/// The name of the server's own key in a folder.
-const SERVER: &str = "server";
-
-/// The files of a folder's keys.
-fn files_of(folder: &Path, ring: &KeyRing) -> Vec<PathBuf> {
-    let clients = ring.clients().into_iter().map(|(name, _)| name.to_string());
-    let names = clients.chain([SERVER.to_owned()]);
-    names.map(|name| file_of(folder, &name)).collect()
-}
-
-/// A key's file in a folder.
-fn file_of(folder: &Path, name: &str) -> PathBuf {
-    folder.join(format!("{name}.key"))
-}
-
-/// Makes a server's key file, or that of a client in a folder, unless it is there, and prints what
-/// clients need.
-pub(crate) fn run(args: &KeyArgs) -> Result<Told, Error> {
-    match args.name {
-        Some(name) => run_client(&args.file, name),
-        None if args.file.is_dir() => list(&args.file),
-        None => run_server(&args.file),
-    }
-}
-
 /// The server's key in `path`, which is made if it is not there.
 fn server_key(path: &Path) -> Result<Key, KeyError> {
     match create(path) {
@@ -225,59 +189,9 @@ fn server_key(path: &Path) -> Result<Key, KeyError> {
     }
 }
 
-/// The key of one client in a folder, each of which is made if it is not there.
-fn run_client(folder: &Path, name: KeyName) -> Result<Told, Error> {
-    let failed = |source| KeyError::Write {
-        path: folder.to_owned(),
-        source,
-    };
-    match DirBuilder::new().mode(0o700).create(folder) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-            return Err(failed(error).into());
-        }
-        _ => {}
-    }
-    server_key(&file_of(folder, SERVER))?;
-    if name.as_str() == SERVER {
-        return list(folder);
-    }
-    let path = file_of(folder, name.as_str());
-    let ring = KeyRing::of_folder(folder).map_err(KeyError::from)?;
-    let known = ring.clients().into_iter().find(|(other, _)| *other == name);
-    let client = match known {
-        Some((_, client)) => client,
-        None => {
-            let client = ring.issue(name).map_err(KeyError::from)?;
-            write_new(&path, &Zeroizing::new(client.to_text()))?;
-            client
-        }
-    };
-    warn_of_readers(&path);
-    say!("server       --key-file {}", folder.display());
-    say!("client       {KEY_VARIABLE}={}", client.to_text());
-    say!("fingerprint  {}", client.fingerprint());
-    Ok(Told::Fields(serde_json::json!({
-        "file": path, "name": name.as_str(), "client_key": client.to_text(), "fingerprint": client.fingerprint(),
-    })))
-}
-
-/// The clients of a folder.
-fn list(folder: &Path) -> Result<Told, Error> {
-    let ring = KeyRing::of_folder(folder).map_err(KeyError::from)?;
-    let fingerprint = ring.server().client_key().fingerprint();
-    let clients = ring.clients();
-    let names: Vec<&str> = clients.iter().map(|(name, _)| name.as_str()).collect();
-    say!("server       --key-file {}", folder.display());
-    for name in &names {
-        say!("client       {name}, {}", file_of(folder, name).display());
-    }
-    say!("fingerprint  {fingerprint}");
-    Ok(Told::Fields(serde_json::json!({
-        "folder": folder, "clients": names, "fingerprint": fingerprint,
-    })))
-}
-
-fn run_server(path: &Path) -> Result<Told, Error> {
+/// Makes a server's key file, unless it is there, and prints what clients need.
+pub(crate) fn run(args: &KeyArgs) -> Result<Told, Error> {
+    let path = &args.file;
     let key = server_key(path)?;
     let client = key.client_key();
     say!("server       --key-file {}", path.display());
@@ -321,7 +235,6 @@ mod tests {
         match auth {
             Auth::Key(key) => key.to_text(),
             Auth::Client(key) => key.to_text(),
-            Auth::Ring(ring) => ring.server().to_text(),
             Auth::Insecure => "none".to_owned(),
         }
     }
@@ -428,7 +341,7 @@ mod tests {
         };
         assert!(matches!(
             missing.for_client(),
-            Err(KeyError::Ring(KeyRingError::File { .. }))
+            Err(KeyError::File(KeyFileError::File { .. }))
         ));
         let endless = KeySources {
             file: Some("/dev/zero".into()),
@@ -436,7 +349,7 @@ mod tests {
         };
         assert!(matches!(
             endless.for_server(),
-            Err(KeyError::Ring(KeyRingError::Key { .. }))
+            Err(KeyError::File(KeyFileError::Key { .. }))
         ));
     }
 

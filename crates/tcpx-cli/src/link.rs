@@ -190,7 +190,6 @@ impl Link {
     pub(crate) fn key(&self) -> Option<Key> {
         match &self.options.auth {
             Auth::Key(key) => Some(key.clone()),
-            Auth::Ring(ring) => Some(ring.server().clone()),
             Auth::Client(_) | Auth::Insecure => None,
         }
     }
@@ -361,7 +360,6 @@ impl Link {
         match &self.origin {
             KeyOrigin::None => more.push_str(" --insecure"),
             KeyOrigin::File(_) => more.push_str(" --key-file FILE"),
-            KeyOrigin::Folder(_) => more.push_str(" --key-file NAME.key"),
             // The client asks for it, or has the variable, too.
             KeyOrigin::Fresh | KeyOrigin::Variable | KeyOrigin::Typed => {}
         }
@@ -397,7 +395,6 @@ impl Link {
         }
         match &self.origin {
             KeyOrigin::File(path) => key::warn_of_readers(path),
-            KeyOrigin::Folder(files) => files.iter().for_each(|path| key::warn_of_readers(path)),
             KeyOrigin::Fresh | KeyOrigin::Variable | KeyOrigin::Typed | KeyOrigin::None => {}
         }
         let stays_here = args.bind.is_some_and(|ip| ip.is_loopback());

@@ -150,9 +150,6 @@ fn process(out: &mut String, report: &Report, before: Option<&Report>) {
             let (peer, reason) = (one_line(&last.peer), one_line(&last.reason));
             let count = grouped(listener.refused);
             let _ = write!(out, ", refused {count}, the last from {peer}: {reason}");
-            for (key, count) in &listener.refused_by_key {
-                let _ = write!(out, "; with the key {} {}", one_line(key), grouped(*count));
-            }
         }
         out.push('\n');
     }
@@ -185,14 +182,11 @@ fn show_connection(
     connection: &ConnectionReport,
     before: Option<&ConnectionReport>,
 ) {
-    let key = connection.key.as_ref();
-    let key = key.map(|key| format!(" (key {})", one_line(key)));
     let _ = writeln!(
         out,
-        "  connection {} to {}{}, {}, up {}",
+        "  connection {} to {}, {}, up {}",
         connection.id,
         one_line(&connection.peer),
-        key.unwrap_or_default(),
         one_line(&connection.network),
         time(seconds(connection.up_seconds)),
     );

@@ -9,14 +9,14 @@ pub mod auth;
 pub mod channel;
 pub mod dial;
 pub mod error;
-pub mod key_ring;
+pub mod key_file;
 pub mod lane_inbox;
 pub mod listener;
 pub mod network;
 pub mod plugin;
 pub mod tcp;
 
-pub use auth::{Auth, Peer};
+pub use auth::Auth;
 pub use channel::{
     Cancel, Channel, ChannelStats, Completion, Direction, Exposed, Payload, PeerRead, PendingClose,
     PostAnswer, Readiness, ReceiveChunk, ReceiveWindow, SendChunk, Ticket, Way,
@@ -25,7 +25,7 @@ pub use dial::{
     ControlStream, DialOptions, Dialled, LaneDial, LaneLink, begin_control, dial, dial_first,
 };
 pub use error::{ChannelError, ChunkPosition, IoError, NetworkError, SocketError};
-pub use key_ring::{KeyRing, KeyRingError};
+pub use key_file::KeyFileError;
 pub use lane_inbox::{AcceptedLane, LaneInbox};
 pub use listener::{Accepted, DEFAULT_PORT, ListenOptions, Listener, ListenerNudge, Refusals};
 #[doc(hidden)]

@@ -4,7 +4,7 @@
 
 mod acceptor;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -16,11 +16,10 @@ use tcpx_lanes::lock;
 use tcpx_lanes::socket;
 use tcpx_lanes::waker::Waker;
 use tcpx_memory::fork;
-use tcpx_wire::KeyName;
 use tcpx_wire::handshake::Session;
 use tcpx_wire::record::Records;
 
-use crate::auth::{Auth, Peer};
+use crate::auth::Auth;
 use crate::error::{NetworkError, SocketError};
 use crate::lane_inbox::LaneInbox;
 use acceptor::Acceptor;
@@ -56,7 +55,7 @@ pub struct Accepted {
     /// Seals and opens what follows in the stream.
     pub records: Records,
     /// The client.
-    pub peer: Peer,
+    pub peer: SocketAddr,
     /// The address that the listener is bound to.
     pub listening: SocketAddr,
     /// Where lanes of this session arrive. Once all clones of it are dropped, further lanes are
@@ -69,10 +68,8 @@ pub struct Accepted {
 pub struct Refusals {
     /// How many, lanes among them.
     pub count: u64,
-    /// Those among them that had proved themselves with a key that has a name, by that name.
-    pub by_name: BTreeMap<KeyName, u64>,
     /// Who was the last one, and why it was refused.
-    pub last: Option<(Peer, String)>,
+    pub last: Option<(SocketAddr, String)>,
 }
 
 #[derive(Debug)]
@@ -116,7 +113,6 @@ impl Listener {
         let asked = options.address;
         let key = match &options.auth {
             Auth::Key(key) => Some(key.identity()),
-            Auth::Ring(ring) => Some(ring.identity()),
             Auth::Insecure => None,
             Auth::Client(_) => return Err(NetworkError::ClientKey { address: asked }),
         };

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use tcpx::{Auth, Key, KeyRingError, Local, Options, TcpNetwork};
+use tcpx::{Auth, Key, KeyFileError, Local, Options, TcpNetwork};
 use tcpx_net::TcpOptions;
 use tcpx_net::interfaces::InterfaceFilter;
 
@@ -28,7 +28,7 @@ pub(crate) enum ConfigError {
     #[error("{from} holds no key: {why}")]
     Key { from: String, why: String },
     #[error(transparent)]
-    KeyFile(#[from] KeyRingError),
+    KeyFile(#[from] KeyFileError),
     #[error("{from}: expected {expected}, {arrived:?} was given")]
     Setting {
         from: &'static str,

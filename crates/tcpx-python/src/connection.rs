@@ -191,12 +191,6 @@ impl Connection {
         Ok(self.open()?.peer().address.to_string())
     }
 
-    /// At an endpoint with a folder of keys: the name of the client's key.
-    #[getter]
-    fn client(&self) -> PyResult<Option<String>> {
-        Ok(self.open()?.peer().key.map(|name| name.to_string()))
-    }
-
     /// The path that the bytes take, and why, in one line.
     #[getter]
     fn path(&self) -> PyResult<String> {

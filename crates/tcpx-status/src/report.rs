@@ -1,7 +1,5 @@
 //! The answer to `GET /status`.
 
-use std::collections::BTreeMap;
-
 use serde::{Deserialize, Serialize};
 
 use crate::counters::Counters;
@@ -67,9 +65,6 @@ pub struct ListenerReport {
     pub address: String,
     /// Connections that it refused.
     pub refused: u64,
-    /// Those of them whose peer had proved itself with a key that has a name, by that name.
-    #[serde(default)]
-    pub refused_by_key: BTreeMap<String, u64>,
     /// The last of them.
     pub last_refusal: Option<RefusalReport>,
 }
@@ -90,9 +85,6 @@ pub struct ConnectionReport {
     pub id: u64,
     /// The peer's address.
     pub peer: String,
-    /// The name of the key with which the peer proved itself, where keys have names.
-    #[serde(default)]
-    pub key: Option<String>,
     /// The peer's software.
     pub peer_software: String,
     /// The network.

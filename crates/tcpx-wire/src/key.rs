@@ -2,9 +2,8 @@
 //!
 //! A server's key is 128 random bits. Everything else derives from it: the server's static key
 //! pair, whose private half proves that it is the server, and a pre-shared key, which proves that a
-//! client may connect. A *client's key* holds the public half and a pre-shared key, and so cannot
-//! play the server. A server may let several clients in, each with a pre-shared key of its own and
-//! a name ([`Clients`]).
+//! client may connect. A *client's key* holds the public half and the pre-shared key, and so cannot
+//! play the server.
 
 use std::sync::Arc;
 
@@ -16,14 +15,12 @@ use zeroize::{Zeroize, ZeroizeOnDrop, Zeroizing};
 use crate::derive;
 use crate::handshake::public_key;
 
-mod clients;
-
-pub use clients::{Clients, KeyId, KeyName, KeyNameError, KnownClient};
-
 /// Bytes at the end of a key's text that tell a generated key from a typed or damaged one.
 const CHECK_BYTES: usize = 4;
 /// Bytes of the pre-shared key.
 const PSK_BYTES: usize = 16;
+/// Bytes of what a client calls its key.
+pub(crate) const ID_BYTES: usize = 16;
 /// Bytes of a half of the static key pair.
 pub(crate) const STATIC_BYTES: usize = 32;
 
@@ -87,32 +84,12 @@ impl Key {
         }
     }
 
-    /// The key of one client of several: it connects to this server, and has a pre-shared key of
-    /// its own, which `fill` must fill from a cryptographic random source.
-    pub fn issue(&self, fill: &mut dyn FnMut(&mut [u8])) -> ClientKey {
-        let mut psk = [0; PSK_BYTES];
-        fill(&mut psk);
-        ClientKey {
-            public: self.public,
-            psk,
-        }
-    }
-
     /// What a server needs of it for each handshake; whoever has its
     /// [`client_key`](Self::client_key) is let in.
     pub fn identity(&self) -> Identity {
-        self.identity_for(Arc::new(clients::Only::new(self.client_key())))
-    }
-
-    /// What a server needs for each handshake that lets these clients in.
-    pub fn identity_for(&self, clients: Arc<dyn Clients>) -> Identity {
-        let mut decoy = Zeroizing::new([0; STATIC_BYTES]);
-        self.derive(b"no client", &mut *decoy);
         Identity(Arc::new(Parts {
             private: self.static_private(),
-            public: self.public,
-            decoy,
-            clients,
+            client: self.client_key(),
         }))
     }
 
@@ -143,10 +120,7 @@ hidden!(Identity);
 
 struct Parts {
     private: Zeroizing<[u8; STATIC_BYTES]>,
-    public: [u8; STATIC_BYTES],
-    /// Stands in for the pre-shared key of a client that is not let in; nobody else knows it.
-    decoy: Zeroizing<[u8; STATIC_BYTES]>,
-    clients: Arc<dyn Clients>,
+    client: ClientKey,
 }
 
 impl Identity {
@@ -154,16 +128,9 @@ impl Identity {
         &self.0.private
     }
 
-    pub(crate) fn public(&self) -> &[u8; STATIC_BYTES] {
-        &self.0.public
-    }
-
-    pub(crate) fn clients(&self) -> &dyn Clients {
-        &*self.0.clients
-    }
-
-    pub(crate) fn decoy(&self) -> &[u8; STATIC_BYTES] {
-        &self.0.decoy
+    /// What its clients have.
+    pub(crate) fn client(&self) -> &ClientKey {
+        &self.0.client
     }
 }
 
@@ -200,21 +167,17 @@ impl ClientKey {
         groups.join("-")
     }
 
-    /// Whether it connects to the server that has `key`.
-    pub fn is_for(&self, key: &Key) -> bool {
-        self.public == key.public
-    }
-
     pub(crate) fn public(&self) -> &[u8; STATIC_BYTES] {
         &self.public
     }
 
-    /// What the client calls its key in its hello.
-    pub fn id(&self) -> KeyId {
-        let mut id = [0; KeyId::BYTES];
+    /// What the client calls its key in its hello: it derives from the pre-shared key in one
+    /// direction, and travels sealed.
+    pub(crate) fn id(&self) -> [u8; ID_BYTES] {
+        let mut id = [0; ID_BYTES];
         let secret = derive::extract(b"tcpx client key", &self.psk);
         derive::expand(&secret, b"id", &mut id);
-        KeyId(id)
+        id
     }
 
     /// The pre-shared key as the handshake takes it.

@@ -65,9 +65,7 @@ pub use descriptor::{
     Descriptor, Descriptors, EvenList, EvenPieces, Fragment, Limits, ScatterError, ScatterList,
 };
 pub use frame::{Frame, FrameDecoder, FrameError, Level, Role, Settings, Tag, TransferId};
-pub use key::{
-    AnyKey, ClientKey, Clients, Identity, Key, KeyError, KeyId, KeyName, KeyNameError, KnownClient,
-};
+pub use key::{AnyKey, ClientKey, Identity, Key, KeyError};
 pub use numbered::Numbered;
 pub use pieces::{PieceList, PieceListError, PieceRun};
 pub use plan::{ChunkPlan, Taper};

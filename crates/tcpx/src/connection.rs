@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use tcpx_lanes::lock;
 use tcpx_memory::{Access, After, Fence, InContext, Lease, MemoryKind, RegionSlice};
-use tcpx_net::{ChannelStats, Peer, PeerRead};
+use tcpx_net::{ChannelStats, PeerRead};
 use tcpx_wire::frame::{Destination, Extent, Notified, TimeLeft};
 use tcpx_wire::session::{
     Deadlines, GetRequest, OperationId, OperationKind, ReceiveRequest, SendRequest,
 };
-use tcpx_wire::{KeyName, Level, PieceList, Place, Role, Tag};
+use tcpx_wire::{Level, PieceList, Place, Role, Tag};
 
 mod one_sided;
 mod patience;
@@ -231,9 +231,6 @@ impl fmt::Debug for Connection {
 pub struct PeerInfo {
     /// Address of the control connection.
     pub address: SocketAddr,
-    /// At a server whose keys have names ([`KeyRing`](crate::KeyRing)): that of the key with which
-    /// the client proved itself.
-    pub key: Option<KeyName>,
     /// Name of the network.
     pub network: String,
     /// Data channels.
@@ -248,8 +245,8 @@ pub struct PeerInfo {
 
 impl PeerInfo {
     /// As errors name it.
-    fn name(&self) -> Peer {
-        Peer::new(self.address, self.key)
+    fn name(&self) -> SocketAddr {
+        self.address
     }
 }
 

@@ -21,7 +21,8 @@ mod stopping;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use tcpx_net::{ChannelStats, Peer};
+use std::net::SocketAddr;
+use tcpx_net::ChannelStats;
 use tcpx_wire::session::{OperationId, RequestError};
 use tcpx_wire::{Numbered, Session};
 
@@ -62,7 +63,7 @@ pub(crate) struct Core {
     pub(crate) program: Program,
     pub(crate) clock: Clock,
     pub(crate) ending: Ending,
-    pub(crate) peer: Peer,
+    pub(crate) peer: SocketAddr,
     pub(crate) bounds: Bounds,
 }
 

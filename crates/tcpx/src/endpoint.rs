@@ -227,7 +227,7 @@ impl Endpoint {
         let authenticated = Authenticated {
             session: dialled.session,
             side: Side::Client,
-            peer: dialled.peer.into(),
+            peer: dialled.peer,
             lanes: None,
             listening: None,
         };

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use tcpx_memory::MemoryError;
-use tcpx_net::{ChannelError, IoError, NetworkError, Peer, SocketError};
+use tcpx_net::{ChannelError, IoError, NetworkError, SocketError};
 use tcpx_wire::session::{
     ConnectionFailure, Delivered, EndCause, OperationError, OperationKind, RequestError,
     SessionError,
@@ -35,7 +35,7 @@ pub enum Error {
     #[error("peer {peer} ({path}): {operation}: {error}")]
     Operation {
         /// The peer.
-        peer: Peer,
+        peer: SocketAddr,
         /// The data path.
         path: String,
         /// Which one.
@@ -55,7 +55,7 @@ pub enum Error {
     #[error("connection to {peer} lost: {failure}")]
     ConnectionLost {
         /// The peer.
-        peer: Peer,
+        peer: SocketAddr,
         /// Why.
         failure: Box<ConnectionFailure>,
     },
@@ -63,7 +63,7 @@ pub enum Error {
     #[error("connection to {peer} lost: channel {channel}: {error}")]
     ChannelLost {
         /// The peer.
-        peer: Peer,
+        peer: SocketAddr,
         /// Which channel.
         channel: usize,
         /// Why.
@@ -73,13 +73,13 @@ pub enum Error {
     #[error("the connection to {peer} is closed; open a new one")]
     Closed {
         /// The peer.
-        peer: Peer,
+        peer: SocketAddr,
     },
     /// The session refused a request; nothing was started.
     #[error("peer {peer}: {error}")]
     Request {
         /// The peer.
-        peer: Peer,
+        peer: SocketAddr,
         /// Why.
         error: RequestError,
     },
@@ -97,7 +97,7 @@ pub enum Error {
     )]
     TimedOut {
         /// The peer.
-        peer: Peer,
+        peer: SocketAddr,
         /// What was waited for.
         what: &'static str,
         /// How long.
@@ -109,7 +109,7 @@ pub enum Error {
     )]
     EngineStuck {
         /// The peer.
-        peer: Peer,
+        peer: SocketAddr,
         /// For how long.
         stuck: Duration,
     },
@@ -119,7 +119,7 @@ pub enum Error {
     )]
     CloseStuck {
         /// The peer.
-        peer: Peer,
+        peer: SocketAddr,
         /// Which channel.
         channel: usize,
         /// The plugin's function.
@@ -133,7 +133,7 @@ pub enum Error {
     )]
     Defect {
         /// The peer.
-        peer: Peer,
+        peer: SocketAddr,
         /// The panic's words.
         cause: String,
     },
@@ -253,7 +253,7 @@ impl Error {
             | Self::Request { peer, .. }
             | Self::EngineStuck { peer, .. }
             | Self::CloseStuck { peer, .. }
-            | Self::Defect { peer, .. } => Some(peer.address),
+            | Self::Defect { peer, .. } => Some(*peer),
             Self::MemoryHeld { error } => error.peer(),
             Self::Network(_)
             | Self::Unresolved { .. }
@@ -337,18 +337,18 @@ impl Error {
         }
     }
 
-    pub(crate) fn lost(peer: Peer, failure: ConnectionFailure) -> Self {
+    pub(crate) fn lost(peer: SocketAddr, failure: ConnectionFailure) -> Self {
         Self::ConnectionLost {
             peer,
             failure: Box::new(failure),
         }
     }
 
-    pub(crate) fn protocol(peer: Peer, error: SessionError) -> Self {
+    pub(crate) fn protocol(peer: SocketAddr, error: SessionError) -> Self {
         Self::lost(peer, ConnectionFailure::Protocol(error))
     }
 
-    pub(crate) fn control(peer: Peer, end: ControlEnd) -> Self {
+    pub(crate) fn control(peer: SocketAddr, end: ControlEnd) -> Self {
         let frame = |error: &dyn fmt::Display| ConnectionFailure::Frame {
             cause: error.to_string(),
         };
@@ -360,7 +360,6 @@ impl Error {
                 cause: error.to_string(),
             },
             ControlEnd::Welcome(error) => {
-                let peer = peer.address;
                 return NetworkError::Socket(SocketError::Handshake { peer, error }).into();
             }
             ControlEnd::Record(error) => frame(&error),
@@ -371,7 +370,7 @@ impl Error {
         Self::lost(peer, failure)
     }
 
-    pub(crate) fn channel(peer: Peer, channel: usize, error: ChannelError) -> Self {
+    pub(crate) fn channel(peer: SocketAddr, channel: usize, error: ChannelError) -> Self {
         Self::ChannelLost {
             peer,
             channel,
@@ -380,7 +379,7 @@ impl Error {
     }
 
     pub(crate) fn operation(
-        peer: Peer,
+        peer: SocketAddr,
         path: String,
         operation: OperationName,
         error: OperationError,

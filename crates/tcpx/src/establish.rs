@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use tcpx_memory::{CopyWorker, MemoryKind, SmallCopies, TagKey};
 use tcpx_net::{
-    Auth, Channel, ControlStream, Exchange, LaneInbox, NetworkError, Peer, Readiness, Setup, Side,
+    Auth, Channel, ControlStream, Exchange, LaneInbox, NetworkError, Readiness, Setup, Side,
 };
 use tcpx_wire::session::{Action, CHUNK_GRAIN_BYTES, Config};
 use tcpx_wire::{Settings, handshake};
@@ -29,7 +29,7 @@ pub(crate) struct Authenticated {
     pub(crate) session: handshake::Session,
     pub(crate) side: Side,
     /// Client: the address it dialled. Server: the client.
-    pub(crate) peer: Peer,
+    pub(crate) peer: SocketAddr,
     pub(crate) lanes: Option<LaneInbox>,
     /// Server: the address that it listens on.
     pub(crate) listening: Option<SocketAddr>,
@@ -119,7 +119,7 @@ fn agree(
         side: authenticated.side,
         session: &authenticated.session,
         local,
-        peer: set_up.peer.address,
+        peer: set_up.peer,
         channels: options.channels,
         deadline: set_up.deadline,
         encrypt: options.encrypt,
@@ -196,8 +196,7 @@ fn run(
         limit: Duration::ZERO,
     })?;
     let peer = PeerInfo {
-        address: set_up.peer.address,
-        key: set_up.peer.key,
+        address: set_up.peer,
         network: settings.network,
         channels: agreed.channels,
         chunk_bytes: agreed.chunk_bytes,

@@ -63,14 +63,12 @@ pub use tcpx_memory::{
     After, CudaError, Gpu, MemoryError, MemoryKind, PointerFault, Region, RegionSlice, UnpackMethod,
 };
 pub use tcpx_net::{
-    Auth, ChannelStats, Congestion, KeyRing, KeyRingError, Lend, Local, Network, NetworkError,
-    Peer, PluginNetwork, PluginOptions, Refusals, TcpNetwork, TcpOptions,
+    Auth, ChannelStats, Congestion, KeyFileError, Lend, Local, Network, NetworkError,
+    PluginNetwork, PluginOptions, Refusals, TcpNetwork, TcpOptions,
 };
 pub use tcpx_wire::frame::Limits;
 pub use tcpx_wire::session::{Deadlines, Delivered};
-pub use tcpx_wire::{
-    ClientKey, Key, KeyError, KeyName, KeyNameError, Level, Rights, Role, WindowKey, WindowKeyError,
-};
+pub use tcpx_wire::{ClientKey, Key, KeyError, Level, Rights, Role, WindowKey, WindowKeyError};
 pub use transfer::Transfer;
 pub use window::Window;
 

@@ -1,8 +1,8 @@
 //! The text of a key.
 
-use tcpx_wire::key::{AnyKey, KeyName};
+use tcpx_wire::key::AnyKey;
 
-/// Input: a text that may be a key's, or a client's name.
+/// Input: a text that may be a key's.
 pub fn run(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     match AnyKey::parse(&text) {
@@ -25,10 +25,5 @@ pub fn run(data: &[u8]) {
             let is_long = text.len() >= 16 && !text.contains(char::is_whitespace);
             assert!(!is_long || !shown.contains(text), "{shown}");
         }
-    }
-    if let Ok(name) = text.parse::<KeyName>() {
-        assert_eq!(name.as_str(), text, "a name is as it was written");
-        let mut bytes = name.as_str().bytes();
-        assert!(bytes.all(|byte| byte != b'/' && !byte.is_ascii_control()));
     }
 }

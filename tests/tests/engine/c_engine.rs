@@ -179,25 +179,6 @@ fn a_program_in_c_sets_what_its_side_takes() {
     passes("limits_sanitized", SANITIZED, &source("limits.c"));
 }
 
-#[test]
-fn clients_of_a_folder_of_keys_have_names() {
-    for (test, build) in [("key_ring", C), ("key_ring_sanitized", SANITIZED)] {
-        let Some(program) = program(test, build, &source("key_ring.c")) else {
-            continue;
-        };
-        let folder = tempfile::tempdir().unwrap();
-        let write =
-            |name: &str, key: String| std::fs::write(folder.path().join(name), key).unwrap();
-        let server = tcpx::generate_key().unwrap();
-        let ring = tcpx::KeyRing::new(server.clone());
-        write("server.key", server.to_text().to_string());
-        let alice = ring.issue("alice".parse().unwrap()).unwrap();
-        write("alice.key", alice.to_text().to_string());
-        let (code, said) = c_api::run(Command::new(program).arg(folder.path()));
-        assert_eq!((code, said.as_str()), (Some(0), "PASSED\n"));
-    }
-}
-
 /// Names of the functions that a header declares.
 fn declared(header: &str) -> BTreeSet<String> {
     let header = std::fs::read_to_string(c_api::include().join(header)).unwrap();

@@ -61,27 +61,6 @@ pub unsafe extern "C" fn tcpx_connection_peer(
     })
 }
 
-/// The name of the key with which the client proved itself, at an endpoint with a folder of keys
-/// (tcpx_options.key_file); "server" for the endpoint's own. "" elsewhere.
-///
-/// # Safety
-/// `buffer` is NULL or has `room` bytes; `needed_bytes` is NULL or can be written.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn tcpx_connection_client(
-    connection: *mut tcpx_connection,
-    buffer: *mut c_char,
-    room: usize,
-    needed_bytes: *mut usize,
-) -> c_int {
-    guard("tcpx_connection_client", || {
-        let (_, connection) = handles::connection(connection)?;
-        let name = connection.connection.peer().key;
-        let name = name.map_or_else(String::new, |name| name.to_string());
-        // SAFETY: the caller's promise.
-        unsafe { give_text(&name, buffer, room, needed_bytes) }
-    })
-}
-
 /// Which path the bytes take, and why, in one line for a person.
 ///
 /// # Safety

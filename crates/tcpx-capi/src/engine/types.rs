@@ -141,9 +141,7 @@ pub struct tcpx_options {
     pub progress: c_int,
     /// A TCPX_LOCAL_ number: whether peers on this host read payload where it lies.
     pub local: c_int,
-    /// In place of `key`: a file that holds it. For an endpoint also a folder with a key for each
-    /// client, as `tcpx key FOLDER NAME` makes it; tcpx_connection_client names who came. NULL:
-    /// none.
+    /// In place of `key`: a file that holds it. NULL: none.
     pub key_file: *const c_char,
     /// What this side takes of its peer at a time.
     pub limits: tcpx_limits,

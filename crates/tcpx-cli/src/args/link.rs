@@ -41,8 +41,8 @@ pub(crate) struct LinkArgs {
     /// Address the server listens on [default: every address of the host, IPv4 and IPv6].
     #[arg(long, value_name = "ADDR")]
     pub(crate) bind: Option<IpAddr>,
-    /// File that holds the key, or at a server a folder of `tcpx key` (otherwise: TCPX_KEY; a
-    /// server makes a fresh key, a client asks at the terminal).
+    /// File that holds the key (otherwise: TCPX_KEY; a server makes a fresh key, a client asks at
+    /// the terminal).
     #[arg(long, value_name = "FILE", conflicts_with = "insecure")]
     pub(crate) key_file: Option<PathBuf>,
     /// Use no key: anyone who reaches the port can connect.

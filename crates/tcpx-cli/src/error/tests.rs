@@ -144,7 +144,7 @@ fn networks() -> Vec<NetworkError> {
 }
 
 fn engine() -> Vec<tcpx::Error> {
-    let peer = tcpx::Peer::from(peer());
+    let peer = peer();
     let operation = |cause| tcpx::Error::Operation {
         peer,
         path: "tcp".into(),
@@ -219,8 +219,7 @@ fn own() -> Vec<Error> {
     let hint = || String::from("correct it");
     let refusals = |count| Refusals {
         count,
-        last: (count > 0).then(|| (peer().into(), "another key; copy it again".into())),
-        ..Refusals::default()
+        last: (count > 0).then(|| (peer(), "another key; copy it again".into())),
     };
     vec![
         Error::Usage {
@@ -436,7 +435,7 @@ fn the_advice_of_a_library_error_becomes_the_hint() {
 #[test]
 fn a_lost_peer_is_named_by_how_it_was_lost() {
     let address = SocketAddr::from(([127, 0, 0, 1], 7));
-    let peer = tcpx::Peer::from(address);
+    let peer = address;
     let silent = Duration::from_secs(30);
     let failure = |failure| tcpx::Error::ConnectionLost {
         peer,

@@ -179,39 +179,6 @@ fn a_key_file_serves_both_sides_and_is_not_printed() {
 }
 
 #[test]
-fn a_client_whose_key_file_is_removed_is_shut_out_at_once() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let keys = folder.path().join("keys");
-    let (keys, bob) = (keys.to_str().expect("text"), keys.join("bob.key"));
-    for name in ["ann", "bob", "ann"] {
-        ask(&["key", keys, name])
-            .assert_code(0)
-            .assert_says("TCPX_KEY=");
-    }
-    let listed = ask(&["key", keys]);
-    listed.assert_code(0).assert_says("ann").assert_says("bob");
-    // As the host of the client has it.
-    let [ann_there, bob_there] = ["ann", "bob"].map(|name| {
-        let there = folder.path().join(name);
-        std::fs::copy(format!("{keys}/{name}.key"), &there).expect("copied");
-        there.to_str().expect("text").to_owned()
-    });
-    let server = Server::start(tcpx(&[
-        "connection",
-        "server",
-        "--host",
-        "--key-file",
-        keys,
-    ]));
-    assert_eq!(server.key, None, "{}", server.invitation);
-    std::fs::remove_file(&bob).expect("removed");
-    let shut_out = server.client(&["connection"], &["--host", "--key-file", &bob_there]);
-    run(shut_out).assert_code(1).assert_complains("key");
-    let client = server.client(&["connection"], &["--host", "--key-file", &ann_there]);
-    passes(server.finish(client));
-}
-
-#[test]
 fn lost_output_is_an_error_of_every_command() {
     for arguments in [
         &["devices"][..],

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -19,7 +19,6 @@ use tcpx_wire::key::Identity;
 use tcpx_wire::record::Records;
 
 use super::{Accepted, Inner};
-use crate::auth::Peer;
 use crate::dial::ControlStream;
 use crate::lane_inbox::{AcceptedLane, LaneInbox, WeakInbox};
 
@@ -111,7 +110,7 @@ impl Acceptor {
 
     /// A client has proved itself.
     fn admit(&mut self, now: Instant, mut greeting: Greeting, mut established: Established) {
-        let peer = Peer::new(greeting.peer, established.client);
+        let peer = greeting.peer;
         // Another client may have been faster since this one said hello.
         if self.spent || self.inner.is_full() {
             self.refused(now, peer, &"no further session is taken");
@@ -212,14 +211,9 @@ impl Acceptor {
     }
 
     /// Counts a connection that was turned away, and says so on one line.
-    fn refused(&mut self, now: Instant, peer: impl Into<Peer>, reason: &dyn fmt::Display) {
-        let peer = peer.into();
+    fn refused(&mut self, now: Instant, peer: SocketAddr, reason: &dyn fmt::Display) {
         let mut refusals = lock(&self.inner.refusals);
         refusals.count += 1;
-        if let Some(name) = peer.key {
-            // As many names as there are keys: nobody has one that is not let in.
-            *refusals.by_name.entry(name).or_default() += 1;
-        }
         refusals.last = Some((peer, reason.to_string()));
         drop(refusals);
         let (is_line, suppressed) = self.lines.take(now);

@@ -104,7 +104,7 @@ pub(crate) fn server_side(
         side: Side::Server,
         session: &accepted.session,
         local: accepted.stream.local_addr().unwrap(),
-        peer: accepted.peer.address,
+        peer: accepted.peer,
         channels,
         deadline: deadline(),
         encrypt: protection == Protection::All,

@@ -122,9 +122,7 @@ class Endpoint(_tcpx.Endpoint):
         listen: ``host:port``, or ``:port`` for every address of this host; port 0 takes a free one.
         key: The listening side's own key; by default ``TCPX_KEY``, else a fresh one. ``Endpoint.key`` is what
             connecting sides need.
-        key_file: In place of ``key``: a file that holds it, or a folder with a key for each client, as
-            ``tcpx key FOLDER NAME`` makes it. :attr:`Connection.client` names who came; to remove a client's
-            file shuts it out.
+        key_file: In place of ``key``: a file that holds it.
         insecure: Listen without a key: whoever reaches the port can connect.
         encrypt: Encrypt payload too, as the other side must; by default as ``TCPX_ENCRYPT`` says, else not.
         local: Whether a peer on this host reads payload where it lies, and the reverse: ``off``, ``on`` (with

@@ -222,10 +222,6 @@ class Connection:
     def peer(self) -> str:
         """``host:port`` of the peer."""
     @property
-    def client(self) -> str | None:
-        """At an endpoint with a folder of keys: the name of the key with which the client proved itself, ``server``
-        for the endpoint's own. ``None`` elsewhere."""
-    @property
     def path(self) -> str:
         """The path that the bytes take, and why, in one line."""
     @property

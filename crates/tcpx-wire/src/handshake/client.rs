@@ -49,7 +49,7 @@ impl ClientHandshake {
             Some(key) => {
                 let mut hello: [u8; HEAD_BYTES + MARKED_BYTES] = head.start();
                 let (marked, mark) = hello.split_at_mut(HEAD_BYTES + KEYED_BYTES);
-                let noise = noise::write::<KEYED_BYTES>(&mut state, &key.id().0);
+                let noise = noise::write::<KEYED_BYTES>(&mut state, &key.id());
                 marked[HEAD_BYTES..].copy_from_slice(&noise);
                 mark.copy_from_slice(&noise::mark(key.public(), marked));
                 Message::from(&hello)
@@ -149,7 +149,6 @@ impl ClientHandshake {
                 protocol,
             },
             records: noise::records(*state),
-            client: None,
         };
         let confirm = established.confirm();
         self.state = State::Welcome(Box::new(established));

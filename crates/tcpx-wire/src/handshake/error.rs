@@ -44,12 +44,6 @@ pub enum HandshakeError {
         "the client left when it had seen this side's proof; if it says that its key is another one, copy the key that this server printed to it again"
     )]
     LeftAtProof,
-    /// The client has the server's public key and a key that is none of those that the server lets
-    /// in. The client itself gets to know that its key is another one.
-    #[error(
-        "the client's key is none that this side lets in: it was removed or replaced; if it is to connect, issue a key for it"
-    )]
-    UnknownKey,
     /// The client's first message has come before.
     #[error("what it said came before on another connection: somebody on the way has recorded it")]
     Replayed,

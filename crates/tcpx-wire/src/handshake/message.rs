@@ -7,7 +7,7 @@ use super::error::Status;
 use super::noise::{EPHEMERAL_BYTES, MARK_BYTES, TAG_BYTES};
 use super::session::{SessionId, SessionKey};
 use super::{Build, HandshakeError, Version};
-use crate::key::KeyId;
+use crate::key::ID_BYTES;
 use crate::{array, record};
 
 /// First bytes of every connection, both ways. The line ends and the control character make a
@@ -20,7 +20,7 @@ pub(super) const HEAD_BYTES: usize = 32;
 pub(super) const SESSION_BYTES: usize = SessionId::BYTES + SessionKey::BYTES + Build::BYTES;
 /// Noise's first message without a key, and with one: the client says which.
 pub(super) const OPEN_BYTES: usize = EPHEMERAL_BYTES;
-pub(super) const KEYED_BYTES: usize = EPHEMERAL_BYTES + KeyId::BYTES + TAG_BYTES;
+pub(super) const KEYED_BYTES: usize = EPHEMERAL_BYTES + ID_BYTES + TAG_BYTES;
 /// What follows the beginning of a client hello with a key: Noise's message and a mark.
 pub(super) const MARKED_BYTES: usize = KEYED_BYTES + MARK_BYTES;
 /// Noise's second message.

@@ -74,7 +74,7 @@ fn build(
         Secret::Client(_) | Secret::Server(_) => KEYED,
     };
     let own = match secret {
-        Secret::Server(identity) => *identity.public(),
+        Secret::Server(identity) => *identity.client().public(),
         Secret::None | Secret::Client(_) => [0; STATIC_BYTES],
     };
     let suite = Box::new(Suite { entropy, own });

@@ -15,7 +15,7 @@ use super::{
     Build, Established, HandshakeError, LaneRequest, Message, Session, SessionId, Version, lane,
 };
 use crate::array;
-use crate::key::{Identity, KeyId};
+use crate::key::{ID_BYTES, Identity};
 
 /// Answers one accepted connection.
 pub struct ServerHandshake {
@@ -23,8 +23,6 @@ pub struct ServerHandshake {
     build: Build,
     entropy: Zeroizing<[u8; Self::ENTROPY_BYTES]>,
     busy: bool,
-    /// The client's key is none that is let in.
-    is_unknown: bool,
     collector: Collector,
     state: State,
 }
@@ -65,7 +63,6 @@ impl ServerHandshake {
             build: *build,
             entropy: Zeroizing::new(entropy),
             busy: false,
-            is_unknown: false,
             collector: Collector::new(),
             state: State::Hello,
         }
@@ -107,9 +104,6 @@ impl ServerHandshake {
     pub fn closed(&self) -> HandshakeError {
         let (message, expected) = match &self.state {
             State::Hello => ("client hello", HEAD_BYTES + self.first_bytes()),
-            State::Confirm(_) if self.is_unknown && self.collector.held() == 0 => {
-                return HandshakeError::UnknownKey;
-            }
             State::Confirm(established)
                 if established.session.authenticated && self.collector.held() == 0 =>
             {
@@ -214,7 +208,10 @@ impl ServerHandshake {
             None => first,
             Some(identity) => {
                 let (first, mark) = first.split_at(KEYED_BYTES);
-                let expected = noise::mark(identity.public(), &hello[..HEAD_BYTES + KEYED_BYTES]);
+                let expected = noise::mark(
+                    identity.client().public(),
+                    &hello[..HEAD_BYTES + KEYED_BYTES],
+                );
                 if !bool::from(expected.ct_eq(mark)) {
                     // Before anything that costs more than a hash.
                     return Ok(self.refuse(Status::WrongKey, HandshakeError::WrongKey));
@@ -228,23 +225,17 @@ impl ServerHandshake {
         let entropy = Zeroizing::new(array(&*self.entropy, 0));
         let secret = self.key.as_ref().map_or(Secret::None, Secret::Server);
         let mut state = noise::responder(&secret, prologue, entropy);
-        let read = match &self.key {
-            None => noise::read::<0>(&mut state, first).map(|_| None),
-            Some(identity) => noise::read::<{ KeyId::BYTES }>(&mut state, first).map(|id| {
-                let known = identity.clients().find(&KeyId(*id));
-                // A client that is not let in is answered all the same, and so learns no more than
-                // one whose key is wrong.
-                match &known {
-                    Some(client) => noise::set_psk(&mut state, &client.key.psk()),
-                    None => noise::set_psk(&mut state, identity.decoy()),
-                }
-                self.is_unknown = known.is_none();
-                known.and_then(|client| client.name)
+        let is_known = match &self.key {
+            None => noise::read::<0>(&mut state, first).is_some(),
+            Some(identity) => noise::read::<ID_BYTES>(&mut state, first).is_some_and(|id| {
+                let client = identity.client();
+                noise::set_psk(&mut state, &client.psk());
+                client.id().ct_eq(&*id).into()
             }),
         };
-        let Some(client) = read else {
+        if !is_known {
             return Ok(self.refuse(Status::WrongKey, HandshakeError::WrongKey));
-        };
+        }
         let session = Session {
             id: SessionId(array(&*self.entropy, noise::ENTROPY_BYTES)),
             key: SessionKey(array(
@@ -268,7 +259,6 @@ impl ServerHandshake {
         self.state = State::Confirm(Box::new(Established {
             session,
             records: noise::records(state),
-            client,
         }));
         Ok(ServerStep::Send(Message::from(&server)))
     }
@@ -285,10 +275,7 @@ impl ServerHandshake {
         established
             .records
             .open_array::<0>(&confirm)
-            .map_err(|_| match self.is_unknown {
-                true => HandshakeError::UnknownKey,
-                false => HandshakeError::WrongKey,
-            })?;
+            .map_err(|_| HandshakeError::WrongKey)?;
         Ok(ServerStep::Done(established))
     }
 

@@ -10,7 +10,6 @@ use super::Build;
 use super::error::Status;
 use super::message::{CONFIRM_BYTES, WELCOME_BYTES};
 use super::{HandshakeError, Message, Version};
-use crate::key::KeyName;
 use crate::record::Records;
 
 /// A session and the control connection on which it came about.
@@ -20,9 +19,6 @@ pub struct Established {
     pub session: Session,
     /// Seals and opens what follows on this connection.
     pub records: Records,
-    /// The server's side: the name of the client's key, where keys have names. It counts once the
-    /// client has proved itself.
-    pub client: Option<KeyName>,
 }
 
 impl Established {

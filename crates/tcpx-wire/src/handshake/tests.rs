@@ -3,7 +3,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::*;
-use crate::key::{AnyKey, ClientKey, Clients, Key, KeyId, KnownClient};
+use crate::key::{AnyKey, ClientKey, Key};
 use crate::lane_seal::LaneKeys;
 use crate::record::{LENGTH_BYTES, Records, TAG_BYTES, record_head};
 
@@ -293,88 +293,32 @@ fn with_psk_of(ours: &ClientKey, other: &ClientKey) -> ClientKey {
     }
 }
 
-/// Someone who was shut out knows the server's public key: it gets an answer, which says nothing to
-/// it.
+/// Someone who knows the server's public key alone is told that its key is another one.
 #[test]
 fn the_public_key_alone_lets_nobody_in() {
     let stranger = with_psk_of(&client_key(7), &client_key(8));
     assert_eq!(
         errors(Some(&stranger), server(Some(&key(7)))),
-        (HandshakeError::WrongKey, HandshakeError::UnknownKey)
+        (HandshakeError::WrongKey, HandshakeError::WrongKey)
     );
-    let (_, hello) = ClientHandshake::new(Some(&stranger), &Build::OURS, [1; 32]);
+    // Parts of the server's own answer, sent back to it, are no client's proof.
+    let (_, hello) = ClientHandshake::new(Some(&client_key(7)), &Build::OURS, [1; 32]);
     let mut server = server(Some(&key(7)));
     let Ok(ServerStep::Send(answer)) = server.receive(&mut &hello[..]) else {
         panic!("no answer");
     };
-    // Parts of the server's own answer, sent back to it, are no client's proof.
     for part in answer.windows(TAG_BYTES) {
         let reflected = [&record_head(0), part].concat();
         let mut server = fresh_answerer(&hello);
         assert!(matches!(
             server.receive(&mut &reflected[..]),
-            Err(HandshakeError::UnknownKey)
+            Err(HandshakeError::WrongKey)
         ));
         assert!(matches!(
             server.receive(&mut &[][..]),
             Err(HandshakeError::Ended)
         ));
     }
-}
-
-/// Clients with names, of which some may go.
-struct Ring(std::sync::Mutex<Vec<KnownClient>>);
-
-impl Clients for Ring {
-    fn find(&self, id: &KeyId) -> Option<KnownClient> {
-        let known = self.0.lock().unwrap();
-        known.iter().find(|one| one.key.id() == *id).cloned()
-    }
-}
-
-#[test]
-fn clients_with_their_own_keys_are_let_in_by_name() {
-    let ours = key(7);
-    let clients = ["ann", "bob"].map(|name| KnownClient {
-        name: Some(name.parse().unwrap()),
-        key: ours.issue(&mut |out| out.fill(name.as_bytes()[0])),
-    });
-    let ring = std::sync::Arc::new(Ring(std::sync::Mutex::new(clients.to_vec())));
-    let identity = ours.identity_for(ring.clone());
-    let serve = || ServerHandshake::new(Some(&identity), &Build::OURS, [9; 80]);
-    for KnownClient { name, key } in &clients {
-        let (client, server) = control(Some(key), serve(), &[64]);
-        let (client, server) = (client.unwrap(), server.unwrap());
-        assert_eq!((server.client, client.client), (*name, None));
-        assert_eq!(server.session, client.session);
-    }
-    ring.0.lock().unwrap().remove(0);
-    let refused = (HandshakeError::WrongKey, HandshakeError::UnknownKey);
-    assert_eq!(errors(Some(&clients[0].key), serve()), refused);
-    assert!(control(Some(&clients[1].key), serve(), &[64]).0.is_ok());
-    // Nor is what derives from the server's own key let in, unless it is one of them.
-    assert_eq!(errors(Some(&client_key(7)), serve()), refused);
-}
-
-/// What a client gets that is not let in, tells it no more than what one gets whose key is wrong.
-#[test]
-fn an_unknown_key_is_answered_as_a_known_one_is() {
-    let answer = |client: &ClientKey| {
-        let (mut client, hello) = ClientHandshake::new(Some(client), &Build::OURS, [1; 32]);
-        let ServerStep::Send(answer) = server(Some(&key(7))).receive(&mut &hello[..]).unwrap()
-        else {
-            panic!("no answer");
-        };
-        (
-            answer.len(),
-            answer[..16].to_vec(),
-            client.receive(&mut &answer[..]).err(),
-        )
-    };
-    let known = answer(&client_key(7));
-    let unknown = answer(&key(7).issue(&mut |out| out.fill(1)));
-    assert_eq!((known.0, known.1), (unknown.0, unknown.1));
-    assert_eq!((known.2, unknown.2), (None, Some(HandshakeError::WrongKey)));
 }
 
 /// A server that has answered this hello.

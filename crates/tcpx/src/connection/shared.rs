@@ -1,5 +1,6 @@
 //! What the engine's threads and the program's handles have of a connection.
 
+use std::net::SocketAddr;
 use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -9,7 +10,6 @@ use std::time::{Duration, Instant};
 use tcpx_lanes::lock;
 use tcpx_memory::awake::{FEW_CORES, cores, give_way};
 use tcpx_memory::{Gpu, InContext, MemoryKind, fork};
-use tcpx_net::Peer;
 use tcpx_wire::session::OperationId;
 
 use super::PeerInfo;
@@ -338,7 +338,7 @@ impl Shared {
         lock(&self.path).clone()
     }
 
-    pub(crate) fn peer_name(&self) -> Peer {
+    pub(crate) fn peer_name(&self) -> SocketAddr {
         self.peer.name()
     }
 

@@ -27,7 +27,6 @@ impl Source for Shared {
         let mut report = Box::new(ConnectionReport {
             id: 0,
             peer: self.peer.address.to_string(),
-            key: self.peer.key.map(|key| key.to_string()),
             peer_software: self.peer.software.clone(),
             network: self.peer.network.clone(),
             path: self.path(),

@@ -1,12 +1,12 @@
 //! What goes out to the program and its host: events, ends of transfers, and what `tcpx status`
 //! tells of a connection.
 
+use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 use std::task::Waker;
 use std::time::Duration;
 
-use tcpx_net::Peer;
 use tcpx_status::{ConnectionReport, Counters, Ended, Histogram, OperationReport, Registration};
 use tcpx_wire::session::{OperationState, Owes};
 
@@ -65,7 +65,7 @@ impl Program {
     }
 
     /// Keeps an error among the process's last ones.
-    pub(super) fn keep(&self, peer: Peer, error: &Error) {
+    pub(super) fn keep(&self, peer: SocketAddr, error: &Error) {
         if let Some(registration) = &self.registration {
             registration.failed(peer.to_string(), error.to_string());
         }

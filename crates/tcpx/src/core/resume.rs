@@ -233,7 +233,7 @@ impl Core {
 
     /// Takes what is dialled further; when again, if there is anything.
     fn step_dials(&mut self, place: DialState, now: Instant) -> Option<Instant> {
-        let (channels, control, peer) = (&self.channels.all, &self.control, self.peer.address);
+        let (channels, control, peer) = (&self.channels.all, &self.control, self.peer);
         let Dialling {
             session,
             congestion,

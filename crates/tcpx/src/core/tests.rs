@@ -78,7 +78,7 @@ impl Scene {
         let control = Control::new(control, resumable, false, false, &bounds);
         let (config, deadline) = (Config::new(settings.clone()), Instant::now() + LIMIT);
         let mut tells = || ();
-        let peer_name = address.into();
+        let peer_name = address;
         let mut set_up =
             SetUp::new(control, config, bounds, peer_name, deadline, &mut tells).unwrap();
         set_up.session.ready();
@@ -177,8 +177,7 @@ impl Scene {
     pub(crate) fn into_shared(self) -> (Arc<Shared>, TcpStream) {
         let settings = settings();
         let peer = PeerInfo {
-            address: self.core.peer.address,
-            key: None,
+            address: self.core.peer,
             network: settings.network,
             channels: settings.channels,
             chunk_bytes: settings.chunk_bytes,

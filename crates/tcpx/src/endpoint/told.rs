@@ -48,11 +48,6 @@ impl Source for Listening {
         Some(Description::Listener(ListenerReport {
             address: self.address.to_string(),
             refused: refusals.count,
-            refused_by_key: refusals
-                .by_name
-                .iter()
-                .map(|(name, count)| (name.to_string(), *count))
-                .collect(),
             last_refusal: refusals.last.map(|(peer, reason)| RefusalReport {
                 peer: peer.to_string(),
                 reason,

@@ -1,11 +1,12 @@
 //! A control connection before it has a driver: the caller's thread pumps it.
 
 use std::collections::VecDeque;
+use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
-use tcpx_net::{Exchange, Meanwhile, NetworkError, Peer, SocketError};
+use tcpx_net::{Exchange, Meanwhile, NetworkError, SocketError};
 use tcpx_wire::session::{Action, Config, ConnectionFailure, Output, Takes};
 use tcpx_wire::{Frame, Session, Time};
 
@@ -25,7 +26,7 @@ const REASON: Duration = Duration::from_secs(1);
 pub(crate) struct SetUp<'a> {
     pub(crate) session: Session,
     pub(crate) control: Control,
-    pub(crate) peer: Peer,
+    pub(crate) peer: SocketAddr,
     pub(crate) clock: Clock,
     pub(super) deadline: Instant,
     pub(crate) bounds: Bounds,
@@ -40,7 +41,7 @@ impl<'a> SetUp<'a> {
         control: Control,
         config: Config,
         bounds: Bounds,
-        peer: Peer,
+        peer: SocketAddr,
         deadline: Instant,
         tells: &'a mut dyn FnMut(),
     ) -> Result<Self, Error> {
@@ -87,7 +88,7 @@ impl<'a> SetUp<'a> {
             }
             if Instant::now() >= self.deadline {
                 return Err(NetworkError::TimedOut {
-                    peer: self.peer.address,
+                    peer: self.peer,
                     operation: what,
                 }
                 .into());
@@ -109,7 +110,7 @@ impl<'a> SetUp<'a> {
             };
             return Err(match failure {
                 Some(ConnectionFailure::PeerFailed { detail }) => NetworkError::GivenUp {
-                    peer: self.peer.address,
+                    peer: self.peer,
                     reason: detail.chars().filter(|one| !one.is_control()).collect(),
                 }
                 .into(),

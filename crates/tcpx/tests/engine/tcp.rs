@@ -5,8 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use tcpx::{
-    After, Auth, ClientKey, Connection, Deadlines, Endpoint, Error, ErrorKind, Key, KeyRing, Level,
-    Options, Region,
+    After, Auth, Connection, Deadlines, Endpoint, Error, ErrorKind, Key, Level, Options, Region,
 };
 
 /// Far more than anything here takes, also on a busy machine.
@@ -551,64 +550,6 @@ fn endpoints_accept_and_connect_with_many_peers() {
     for sink in &sinks {
         assert_eq!(contents(sink, 4096), contents(&source, 4096));
     }
-}
-
-/// The name is in what both ends of the server's own process show: the peer, its errors, and
-/// refusals.
-#[test]
-fn a_client_with_a_key_of_its_own_is_named_and_can_be_shut_out() {
-    let ring = KeyRing::new(key());
-    let [ann, bob] =
-        ["ann", "bob"].map(|name| ring.issue(name.parse().expect("a name")).expect("a key"));
-    let mut options = Options::tcp(Auth::Ring(ring.clone()));
-    options.one_time = true;
-    let listen = |options: &Options| {
-        Endpoint::listen("127.0.0.1:0".parse().expect("one"), options.clone()).expect("a free port")
-    };
-    let server = listen(&options);
-    let address = server.local_addr();
-    let connect = |key: &ClientKey| {
-        let options = Options::tcp(Auth::Client(key.clone()));
-        thread::spawn(move || Endpoint::connect(address, &options))
-    };
-
-    assert!(ring.remove("bob".parse().expect("a name")));
-    let refused = connect(&bob)
-        .join()
-        .expect("no panic")
-        .expect_err("it is shut out");
-    assert!(
-        refused
-            .to_string()
-            .contains("the peer's key is another one"),
-        "{refused}"
-    );
-
-    let client = connect(&ann);
-    let accepted = server.accept(LONG).expect("it is let in");
-    let name = accepted.peer().key.expect("a name");
-    assert_eq!(name.as_str(), "ann");
-    let connected = client.join().expect("no panic").expect("it is let in");
-    assert_eq!(connected.peer().key, None);
-
-    // The key is spent: who has proved itself is refused by its name.
-    let busy = connect(&ann)
-        .join()
-        .expect("no panic")
-        .expect_err("one session alone");
-    assert!(
-        busy.to_string()
-            .contains("its one-time key has been used already"),
-        "{busy}"
-    );
-    drop(connected);
-    let sink = region(&[0; 4096]);
-    let lost = accepted
-        .receive(sink.all(), 1)
-        .start()
-        .and_then(|transfer| transfer.wait());
-    let lost = lost.expect_err("the client has gone").to_string();
-    assert!(lost.contains("(key ann)"), "{lost}");
 }
 
 #[test]
