@@ -62,7 +62,8 @@ pub fn while_capturing(blocking: bool, run: impl FnOnce(After)) -> bool {
     fake::end_capture(stream)
 }
 
-/// From a copy from or to this memory of the GPU on, nobody learns the end of what is on its stream.
+/// From a copy from or to this memory of the GPU on, nobody learns the end of what is on its
+/// stream.
 pub fn lose_streams_of(memory: &crate::RegionSlice) {
     if let Some(address) = memory.device_address() {
         fake::lose_streams_of(address);

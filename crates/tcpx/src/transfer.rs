@@ -371,7 +371,8 @@ impl Transfer {
     }
 
     /// As [`queue`](Self::queue), for a handle that is kept: it can still be cancelled and waited
-    /// for, and dropping it no longer cancels. Do not poll it as a future: that takes the queue's place.
+    /// for, and dropping it no longer cancels. Do not poll it as a future: that takes the queue's
+    /// place.
     pub fn report_to(&self, queue: &CompletionQueue, key: u64) {
         let watch = self.connection.0.watch();
         let mut inner = lock(&self.state.inner);
